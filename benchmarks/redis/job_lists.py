@@ -132,7 +132,7 @@ def fill(client: Any, jobs: int) -> tuple[str, str]:
         settled = [
             Settlement(
                 row[1].decode(), row[2].decode(), "f", b'{"traceback": "x"}', 1, "", "e",
-                ERROR % (part % 50), "", "",
+                ERROR % (part % 50), "",
             )
             for row in rows
         ]  # fmt: skip

@@ -25,7 +25,6 @@ from headrace.queue.submission import SubmitKind, submission, submit_arguments
 from headrace.redis import keys
 from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
-from headrace.redis.scripts import queues as queue_scripts
 from headrace.redis.scripts.jobs import ClaimReply, Settlement
 from tests.harness.servers.redis_servers import FLAVOURS, redis_server
 
@@ -90,7 +89,6 @@ class Bench:
                     "",
                     "",
                     "",
-                    "",
                     "1795000000000000",
                     "1.234",
                 )
@@ -125,7 +123,8 @@ class Bench:
         """
         arrange_us, claim_us = [], []
         for turn in range(calls):
-            took, _ = self._timed("queues/arrange", [queue_scripts.arrange(QUEUE, (room,) * 4)])
+            arrange = script("queues/arrange").on(QUEUE, *(room,) * 4)
+            took, _ = self._timed("queues/arrange", [arrange])
             arrange_us.append(took)
             took, (claimed,) = self._timed("jobs/claim", [self.claim(room)])
             claim_us.append(took)

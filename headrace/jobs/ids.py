@@ -7,7 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -30,8 +30,6 @@ VERSION_GRAMMAR: Final = "1 to 64 of A-Z a-z 0-9 _ . + - and does not begin with
 PAYLOAD_REFERENCE: Final = re.compile(r"(redis|file|s3):([0-9a-f]{32})")
 
 _ID = re.compile(ID)
-_ID_BYTES: Final = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.:@"
-_ID_MAX_CHARS: Final = 128
 _KEY = re.compile(KEY)
 _DERIVED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-8[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 #: HTTP clients remove these from a path.
@@ -39,21 +37,13 @@ _NO_PATH: Final = frozenset({".", ".."})
 _SHOWN_MAX_CHARS: Final = 128
 #: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
 _VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
-#: Random parts of ids to come. Each draw is a system call, so many are drawn at once.
-_drawn: Final[list[str]] = []
-_DRAWN_MAX: Final = 64
-# Without this, parent and child would make the same ids.
-os.register_at_fork(after_in_child=_drawn.clear)
+#: How many ids are drawn at once where their number is not known: each draw is a system call.
+_DRAWN: Final = 64
 
 
 def new_id() -> str:
     """Return a new job id: a uuid7 (RFC 9562, 5.7), sorted by its millisecond."""
-    try:
-        random = _drawn.pop()
-    except IndexError:
-        random, *rest = _random_parts(_DRAWN_MAX)
-        _drawn.extend(rest)
-    return _begin() + random
+    return new_ids(1)[0]
 
 
 def new_ids(count: int) -> list[str]:
@@ -66,7 +56,7 @@ def ids_on_demand() -> Iterator[str]:
     """Yield new ids with the time of the first one."""
     begin = _begin()
     while True:
-        for random in _random_parts(_DRAWN_MAX):
+        for random in _random_parts(_DRAWN):
             yield begin + random
 
 
@@ -89,14 +79,6 @@ def _random_parts(count: int) -> list[str]:
 def is_id(text: str) -> bool:
     """Return whether a client may choose this id."""
     return _ID.fullmatch(text) is not None and text not in _NO_PATH
-
-
-def are_ids(texts: Sequence[str]) -> bool:
-    """Return whether a client may choose all of these ids, faster than one by one."""
-    odd = "".join(texts).encode(errors="replace").translate(None, _ID_BYTES)
-    lengths = [*map(len, texts)]
-    within = 0 not in lengths and max(lengths, default=0) <= _ID_MAX_CHARS
-    return not odd and within and _NO_PATH.isdisjoint(texts)
 
 
 def check_id(text: str) -> str:

@@ -64,8 +64,6 @@ def iso(us: int) -> str:
 TIMINGS: Final = ("queued", "hold", "device_wait", "preprocess", "inference", "postprocess")
 #: The device wait of a job that did not run.
 NO_WAIT: Final = "0.0"
-#: The place of a job that a worker has taken and that has not begun.
-NEXT_PLACE: Final = 1
 
 
 class StoredResult(NamedTuple):
@@ -103,7 +101,6 @@ class Job(msgspec.Struct, gc=False):
         place: its place in the queue; 0 if it does not wait, or if that is unknown.
         due_us: when it joins its queue, while it is scheduled; 0 if that is unknown.
         key: id of the API key that owns it; "" for none.
-        stages_json: the stages of a pipeline's job.
         freed: for a stage job, that its result was used and freed.
         quiet: its end is not published, until a client listens.
         recorded: its result as JSON text, if that is in the record.
@@ -201,17 +198,6 @@ def read_meta(meta: str | bytes) -> CeleryResult:
             raise msgspec.DecodeError(str(error)) from None
 
 
-def not_begun(state: State, attempts: int, started_us: int) -> tuple[State, int]:
-    """Return the state of a job and how often it has begun, as users see them.
-
-    A leased job is queued until a model process begins to run it: it is in a worker, which may
-    still return it.
-    """
-    if state is State.RUNNING and not started_us:
-        return State.QUEUED, max(0, attempts - 1)
-    return state, attempts
-
-
 def batch_text(size: int, padding: int) -> int | str:
     """Return the record's `b`: how many jobs ran together, and how many inputs were added."""
     return f"{size}+{padding}" if padding else size
@@ -226,13 +212,10 @@ def read_batch(text: str) -> tuple[int, int]:
 _PROGRESS: Final = msgspec.json.Decoder(Progress)
 
 
-def read_progress(token: str, reported: str, stages: str) -> tuple[str, Progress | None]:
-    """Return the mark and the progress of a running job; None if it has no progress.
+def _progress(token: str, reported: str, stages: str) -> tuple[str, Progress | None]:
+    """Return the mark and the progress of a running job, from its record's `pg` or `sg`.
 
-    Args:
-        token: the fencing token of its claim.
-        reported: the record's `pg`; under another token it belongs to an earlier try.
-        stages: the record's `sg`, for a pipeline's job.
+    Progress that was reported under another token belongs to an earlier try.
     """
     of, _, rest = reported.partition(" ")
     if rest and of == token:
@@ -249,21 +232,21 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
     """Read a record, the fields of HGETALL.
 
     Args:
-        meta: its Celery result.
         place: its place, or for a scheduled job when it is due, in us.
     """
     get = record.get
-    leased = State(record[JobField.STATE])
+    state, attempts = State(record[JobField.STATE]), int(get(JobField.ATTEMPTS, 0))
     started_us = int(get(JobField.STARTED, 0))
-    state, attempts = not_begun(leased, int(get(JobField.ATTEMPTS, 0)), started_us)
-    if state is not leased:
-        place = NEXT_PLACE
+    if state is State.RUNNING and not started_us:
+        # A leased job is the next of its queue until a model process begins to run it: its worker
+        # may still return it.
+        state, attempts, place = State.QUEUED, max(0, attempts - 1), 1
     scheduled = state is State.SCHEDULED
     batch_size, batch_padding = read_batch(get(JobField.BATCH, ""))
     token, stages = get(JobField.TOKEN, ""), get(JobField.STAGES, "")
     mark, progress = "", None
     if state is State.RUNNING:
-        mark, progress = read_progress(token, get(JobField.PROGRESS, ""), stages)
+        mark, progress = _progress(token, get(JobField.PROGRESS, ""), stages)
     return Job(
         id=job_id,
         model=get(JobField.MODEL, ""),

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -63,7 +63,6 @@ def decompress(body: bytes, method: str) -> bytes:
 SHOWN_MAX_CHARS: Final = 128
 #: The end of the year 9999, the last time that can be written.
 LAST_INSTANT_S: Final = 253_402_300_799.0
-_encode: Final = msgspec.json.encode
 _ARGUMENTS: Final = ("model", "input", "parameters")
 EnvelopeT = TypeVar("EnvelopeT")
 #: The value of an absent member.
@@ -74,7 +73,6 @@ class PayloadRange(msgspec.Struct, frozen=True, array_like=True):
     """A part of a payload.
 
     Attributes:
-        ref: the payload.
         start: its first byte in the payload.
         type: its content type, if it goes into the JSON text as base64; "" for JSON text.
     """
@@ -189,10 +187,14 @@ class _Properties(msgspec.Struct, frozen=True, gc=False):
     body_encoding: str | None = None
 
 
-# gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
-class _Envelope(msgspec.Struct, frozen=True, gc=False):
+HeadersT = TypeVar("HeadersT")
+
+
+class Envelope(msgspec.Struct, Generic[HeadersT], frozen=True):
+    """A message of any Celery client, of which these headers are read."""
+
     body: str
-    headers: Headers
+    headers: HeadersT
     properties: _Properties = _Properties()
     encoding: str | None = msgspec.field(default=None, name="content-encoding")
 
@@ -212,7 +214,7 @@ class Embed(msgspec.Struct, frozen=True, gc=False):
         return bool(self.callbacks or self.errbacks or self.chain or self.chord)
 
 
-_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_ENVELOPE: Final = msgspec.json.Decoder(Envelope[Headers])
 
 
 class _Kwargs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -294,26 +296,23 @@ def decode_message(raw: bytes) -> Message:
         own.source() if own.ref or own.origin or own.parts else None,
         quiet=own.quiet,
     )
+    # Rare: as more arguments above they would cost every message a third more time.
+    rare: dict[str, Any] = {}
     if embed is not None and embed.any:
-        message = msgspec.structs.replace(message, has_callbacks=True)
+        rare["has_callbacks"] = True
     if headers.traceparent is not None:
-        trace = read_trace(headers.traceparent, headers.tracestate)
-        message = msgspec.structs.replace(message, trace=trace)
+        rare["trace"] = read_trace(headers.traceparent, headers.tracestate)
     typed = own.typed or (own is _STOCK and MARK in payload)
     if parameters or own.headers or own.metadata or own.nested or typed:
-        details = InputDetails(
+        rare["details"] = InputDetails(
             parameters, bytes(own.headers), bytes(own.metadata), own.nested, typed
         )
-        message = msgspec.structs.replace(message, details=details)
     if own.version is not None:
-        message = msgspec.structs.replace(message, version=own.version)
-    backoff_s, backoff_max_s = own.retry_backoff, own.retry_backoff_max
-    if backoff_s is None and backoff_max_s is None:
-        return message
-    # Rare: as two more arguments above they would cost every message a third more time.
-    return msgspec.structs.replace(
-        message, retry_backoff_s=backoff_s, retry_backoff_max_s=backoff_max_s
-    )
+        rare["version"] = own.version
+    if own.retry_backoff is not None or own.retry_backoff_max is not None:
+        rare["retry_backoff_s"] = own.retry_backoff
+        rare["retry_backoff_max_s"] = own.retry_backoff_max
+    return msgspec.structs.replace(message, **rare) if rare else message
 
 
 def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> EnvelopeT:
@@ -332,7 +331,7 @@ def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> Envel
         return decoder.decode(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
-def _body_text(envelope_: _Envelope) -> bytes:
+def _body_text(envelope_: Envelope[Headers]) -> bytes:
     coding, compressed = envelope_.properties.body_encoding, envelope_.headers.compression
     if coding == "utf-8" and envelope_.encoding == "utf-8" and not compressed:
         return envelope_.body.encode()  # as the API writes it

@@ -10,7 +10,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.message import InputSource, shown_arguments
 from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions
 from headrace.jobs.trace_context import TRACEPARENT, TRACESTATE, Trace
-from headrace.jobs.values.encoding import described_in_json
+from headrace.jobs.values.encoding import describe_input
 from headrace.redis.keys import TASK_NAME
 
 _encode: Final = msgspec.json.encode
@@ -105,13 +105,15 @@ def write_message(
     text = _escaped(arguments)
     if trace is not None:
         # Celery's own instrumentation also puts it among the headers.
-        own += _trace_headers(trace)
+        headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
+        own += b"," + _encode(headers)[1:-1]
     expires = b"null" if expires_at is None else b'"%s"' % expires_at.encode()
     name = job_id.encode()
     if blank.quiet:
         return blank.text % (name, expires, own, name, text)
-    described = described_in_json(input_json) if source is None else _encode(source.described)[1:-1]
-    return blank.text % (name, name, expires, described, own, name, name, text)
+    described = describe_input(input_json) if source is None else source.described
+    shown = _encode(described)[1:-1]
+    return blank.text % (name, name, expires, shown, own, name, name, text)
 
 
 def _escaped(input_json: bytes) -> bytes:
@@ -127,11 +129,6 @@ def _joined(first: bytes, second: bytes) -> bytes:
     if len(second) == len(b"{}"):
         return first
     return b"%b%b%b" % (first[:-1], b"," if len(first) > len(b"{}") else b"", second[1:])
-
-
-def _trace_headers(trace: Trace) -> bytes:
-    headers = {TRACEPARENT: trace.parent, **({TRACESTATE: trace.state} if trace.state else {})}
-    return b"," + _encode(headers)[1:-1]
 
 
 def _of_source(source: InputSource) -> bytes:

@@ -66,15 +66,17 @@ def progress_of(
     """
     text = _shown(message)
     so_far, out_of = _number(done), _number(total)
-    if (done is not None and so_far is None) or (total is not None and not (out_of and out_of > 0)):
+    wrong = (done is not None and so_far is None) or (
+        total is not None and not (out_of and out_of > 0)
+    )
+    if wrong:
         complain(
             "progress of %.40s of %.40s is ignored: give a fraction, or a number and a total "
             "above 0",
             _text(done, repr),
             _text(total, repr),
         )
-        return Progress(None, message=text) if text else None
-    if so_far is None:
+    if wrong or so_far is None:
         return Progress(None, message=text) if text else None
     fraction = round(min(1.0, max(0.0, so_far / (out_of or 1.0))), DECIMALS)
     if out_of is None:

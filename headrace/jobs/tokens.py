@@ -111,13 +111,7 @@ def usual_deadline_s(now_s: float) -> int:
 
 
 def token_field(tokens: int, prefix: str, deadline_s: float | None) -> str:
-    """Return the text of the record's field `tk`.
-
-    Args:
-        tokens: the estimate.
-        prefix: the digest of the prompt's prefix.
-        deadline_s: the deadline in seconds since 1970; None if the job has none.
-    """
+    """Return the text of the record's field `tk`; the deadline is in seconds since 1970."""
     if deadline_s is None:
         return f"{tokens} {NO_DEADLINE} {prefix}"
     # Ten digits each, so that deadlines sort as text.

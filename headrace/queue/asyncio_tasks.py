@@ -1,12 +1,23 @@
-"""Ends asyncio tasks, and waits until they have ended."""
+"""Asyncio tasks that run in the background, and their end."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any, Final
 
 #: After this many seconds a task that has not ended is cancelled once more.
 AGAIN_S: Final = 1.0
+
+
+class RunningTasks(set[asyncio.Task[None]]):
+    """Tasks that nothing waits for; each is kept until it has ended."""
+
+    def begin(self, call: Coroutine[Any, Any, None]) -> None:
+        """Run a call; calls begin in this order, and each runs until it first waits."""
+        task = asyncio.create_task(call)
+        self.add(task)
+        task.add_done_callback(self.discard)
 
 
 async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:

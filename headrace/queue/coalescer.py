@@ -41,8 +41,6 @@ class Coalescer(Generic[RequestT, ReplyT]):
         self._size_bytes = size_bytes
         self._pending: deque[tuple[RequestT, asyncio.Future[ReplyT]]] = deque()
         self._flusher: asyncio.Task[None] | None = None
-        # The flusher's loop. On Python 3.11 asking for the running loop is a system call.
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def add(self, request: RequestT) -> ReplyT:
         """Make one request in the next call, together with all others at the same time.
@@ -50,9 +48,8 @@ class Coalescer(Generic[RequestT, ReplyT]):
         Raises:
             HeadraceError: the error for this request, or of the whole call.
         """
-        loop = self._loop
-        if self._flusher is None or loop is None:
-            loop = self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._flusher is None:
             self._flusher = loop.create_task(self._flush())
         future: asyncio.Future[ReplyT] = loop.create_future()
         self._pending.append((request, future))
@@ -64,9 +61,8 @@ class Coalescer(Generic[RequestT, ReplyT]):
 
     async def close(self) -> None:
         """End the call under way; pending requests fail with BrokerUnavailable."""
-        flusher = self._flusher
-        if flusher is not None:
-            await cancel_and_wait(flusher)
+        if self._flusher is not None:
+            await cancel_and_wait(self._flusher)
 
     async def _flush(self) -> None:
         taken: list[tuple[RequestT, asyncio.Future[ReplyT]]] = []
@@ -76,13 +72,15 @@ class Coalescer(Generic[RequestT, ReplyT]):
                 try:
                     replies = await self._call([request for request, _ in taken])
                 except Exception as error:  # noqa: BLE001 - raised again for each request
-                    _fail(taken, error)
+                    for _, future in taken:
+                        _resolve(future, error)
                     continue
                 for (_, future), reply in zip(taken, replies, strict=True):
                     _resolve(future, reply)
         except BaseException:
             stopped = BrokerUnavailable("this API process is stopping", hint="Try again.")
-            _fail([*taken, *self._pending], stopped)
+            for _, future in (*taken, *self._pending):
+                _resolve(future, stopped)
             self._pending.clear()
             raise
         finally:
@@ -100,16 +98,10 @@ class Coalescer(Generic[RequestT, ReplyT]):
         return taken
 
 
-def _resolve(future: asyncio.Future[ReplyT], reply: ReplyT | HeadraceError) -> None:
+def _resolve(future: asyncio.Future[ReplyT], reply: ReplyT | Exception) -> None:
     if future.done():  # the caller was cancelled
         return
-    if isinstance(reply, HeadraceError):
+    if isinstance(reply, Exception):
         future.set_exception(reply)
     else:
         future.set_result(reply)
-
-
-def _fail(taken: Sequence[tuple[object, asyncio.Future[ReplyT]]], error: BaseException) -> None:
-    for _, future in taken:
-        if not future.done():
-            future.set_exception(error)

@@ -12,8 +12,7 @@ from typing import Final, Literal
 
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
-from headrace.redis.scripts import pages_of
-from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import pages_of, script
 
 #: How many one call requeues or deletes, so that Redis serves other clients in between.
 CHUNK: Final = 200
@@ -31,7 +30,6 @@ class DeadLetter:
         job_id: the id of the job; "" if the message could not be read.
         reason: a code of `headrace.errors`, or why the message was refused.
         attempts: how often it was claimed.
-        died_us: when it became a dead letter.
         raw: the task message, byte for byte.
     """
 
@@ -116,7 +114,7 @@ class DeadLetters:
         for sub_queue in await self._jobs.queues_of(queue):
             left = [name for name, outcome in outcomes.items() if outcome == "unknown"]
             for chunk in pages_of(left, CHUNK):
-                requeue = queue_scripts.requeue_dead_letters(sub_queue, chunk)
+                requeue = script("queues/requeue_dead_letters").on(sub_queue, *chunk)
                 answer = await self._jobs.call_once(requeue)
                 words = (outcome.decode() for outcome in answer)
                 outcomes.update(zip(chunk, words, strict=True))
@@ -127,7 +125,7 @@ class DeadLetters:
         removed = 0
         for sub_queue in await self._jobs.queues_of(queue):
             for chunk in pages_of(names, CHUNK):
-                purge = queue_scripts.purge_dead_letters(sub_queue, chunk)
+                purge = script("queues/purge_dead_letters").on(sub_queue, *chunk)
                 removed += int(await self._jobs.call_once(purge))
         return removed
 

@@ -17,8 +17,7 @@ from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
-from headrace.redis.scripts import pages_of
-from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import pages_of, script
 
 #: How many entries are read, and how many jobs are retried, in one call: Redis serves others in
 #: between.
@@ -85,7 +84,7 @@ class Failures:
         kept_from = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
         bottom, top, skipped = max(since_us, kept_from, 0), "+inf", 0
         while True:
-            read = queue_scripts.read_failures(model, top, bottom, skipped, PORTION)
+            read = script("queues/read_failures").call([], model, top, bottom, skipped, PORTION)
             lines = (await self._jobs.call(read)).decode().splitlines()
             failures = [_failure(line) for line in lines]
             yield [failure for failure in failures if owner is None or failure.key == owner]
@@ -102,10 +101,7 @@ class Failures:
         """Return the groups of these models, the one that failed last first.
 
         Args:
-            owner: see the class.
-            since_us: earlier failures do not count.
             text: only groups whose error has this text in one of its members; "" for all.
-            limit: how many groups at most.
         """
         by_name: dict[str, FailureGroup] = {}
         for model in models:
@@ -132,16 +128,6 @@ class Failures:
             if text:
                 group.error = read_error_record(text)
 
-    async def of_group(self, name: str, *, owner: str | None) -> list[Failure]:
-        """Return the failures of a group, the last one first."""
-        model, group = split_group(name)
-        return [
-            failure
-            async for failures in self.walk(model, owner=owner)
-            for failure in failures
-            if failure.group == group
-        ]
-
     async def retry(self, name: str, *, owner: str | None = None) -> dict[str, Outcome]:
         """Return the jobs of a group to the end of their queues, as the jobs that they were.
 
@@ -152,15 +138,21 @@ class Failures:
             For each job `queued`, `gone` (it was deleted or retried meanwhile), `alive` (its
             message is still in a list), or `no-message` (nothing is left to retry).
         """
-        failures = await self.of_group(name, owner=owner)
+        model, group = split_group(name)
+        failures = [
+            failure
+            async for portion in self.walk(model, owner=owner)
+            for failure in portion
+            if failure.group == group
+        ]
         outcomes: dict[str, Outcome] = dict.fromkeys(
             (failure.job_id for failure in failures), "elsewhere"
         )
-        model, _ = split_group(name)
         for queue in await self._jobs.queues_of(keys.queue_name(model)):
             left = [failure for failure in failures if outcomes[failure.job_id] == "elsewhere"]
             for page in pages_of(left, RETRY_PORTION):
-                retry = queue_scripts.retry_failures(queue, [failure.entry for failure in page])
+                entries = [failure.entry for failure in page]
+                retry = script("queues/retry_failures").on(queue, *entries)
                 words = await self._jobs.call_once(retry)
                 for failure, word in zip(page, words, strict=True):
                     outcomes[failure.job_id] = word.decode()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,9 +26,9 @@ from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.fast_connection import exchange
 from headrace.redis.fields import JobField
 from headrace.redis.script_client import AsyncScriptClient
-from headrace.redis.scripts import Command, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
+from headrace.redis.scripts import script
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,8 @@ class Depth:
         waiting: how many jobs wait, by step: {0: …, 3: …, 6: …, 9: …}.
         scheduled: how many jobs wait for a countdown or a retry.
         in_flight: how many jobs a worker has leased.
-        dead: how many dead letters there are.
-        oldest_age_s: how long the oldest waiting job has waited; None if none waits, or only
-            messages of stock clients, which have no time.
-        oldest_ages_s: the same for each step, if it is known.
+        oldest_ages_s: how long the oldest waiting job of each step has waited. Messages of stock
+            clients have no time.
         tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
             tokens.
     """
@@ -52,9 +50,13 @@ class Depth:
     scheduled: int
     in_flight: int
     dead: int
-    oldest_age_s: float | None
     oldest_ages_s: dict[int, float]
     tokens: int = 0
+
+    @property
+    def oldest_age_s(self) -> float | None:
+        """How long the oldest waiting job has waited; None if none waits, or none has a time."""
+        return max(self.oldest_ages_s.values(), default=None)
 
     @property
     def total(self) -> int:
@@ -104,11 +106,10 @@ def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
         for step, since in zip(keys.STEPS, row[7:11], strict=True)
         if since
     }
-    oldest = max(ages.values(), default=None)
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), oldest, ages, int(row[11]))
+    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), ages, int(row[11]))
 
 
-#: In the order of jobs/outcomes.lua.
+#: In the order of records/outcomes.lua.
 _FIELDS: Final = (
     JobField.STATE,
     JobField.ATTEMPTS,
@@ -119,7 +120,7 @@ _FIELDS: Final = (
     JobField.RESULT,
 )
 _RESULT: Final = len(_FIELDS) - 1
-#: The reply of jobs/outcomes.lua for an unknown job.
+#: The reply of records/outcomes.lua for an unknown job.
 _UNKNOWN: Final = 0
 _LEASED: Final = State.RUNNING.value.encode()
 _NO_OWNER: Final = b"-"
@@ -138,49 +139,6 @@ _ALL: Final = _blank(_FIELDS)
 _WITH_OWNER: Final = _blank((*_FIELDS, JobField.KEY))
 
 
-async def read_outcomes(
-    client: redis.asyncio.Redis,
-    call: Callable[[Command], Awaitable[Any]],
-    ids: Sequence[str],
-    owner: str | None,
-) -> list[Any]:
-    """Return how jobs have ended, as jobs/outcomes.lua does.
-
-    Args:
-        call: calls the script, for jobs whose records do not hold the result.
-        owner: the API key whose jobs are known; None for all.
-
-    Raises:
-        BrokerError: as calling the script does.
-    """
-    try:
-        rows = await _records(client, ids, owner)
-    except RedisError:
-        return list(await call(job_scripts.outcomes(ids, owner)))
-    left = [at for at, row in enumerate(rows) if _is_rare(row)]
-    if left:
-        rows_of_script = await call(job_scripts.outcomes([ids[at] for at in left], owner))
-        for at, row in zip(left, rows_of_script, strict=True):
-            rows[at] = row
-    return rows
-
-
-async def _records(client: redis.asyncio.Redis, ids: Sequence[str], owner: str | None) -> list[Any]:
-    blank = _WITH_OWNER if owner else _ALL
-    names = [job_id.encode() for job_id in ids]
-    commands = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
-    rows = await exchange(client, commands, len(names))
-    for at, row in enumerate(rows):
-        if not isinstance(row, list):
-            continue
-        state = row[0]
-        if state is None or (owner and (row.pop() or _NO_OWNER) != owner.encode()):
-            rows[at] = _UNKNOWN
-        elif state not in _FINAL:
-            rows[at] = state
-    return rows
-
-
 def _is_rare(row: Any) -> bool:
     """Return whether a row is an error, a leased job, or an end without a result in the record."""
     if isinstance(row, list):
@@ -194,9 +152,9 @@ SUBMIT_MAX_JOBS: Final = 256
 SUBMIT_MAX_BYTES: Final = 4 * 1024 * 1024
 #: How many jobs one call of queues/purge.lua cancels.
 PURGE_MAX_JOBS: Final = 500
-#: How many jobs one call of jobs/view.lua reads or jobs/cancel.lua cancels.
+#: How many jobs one call of records/view.lua reads or jobs/cancel.lua cancels.
 VIEW_MAX_JOBS: Final = 128
-#: How many jobs one call of jobs/outcomes.lua reads or jobs/delete.lua deletes.
+#: How many jobs one call of records/outcomes.lua reads or records/delete.lua deletes.
 OUTCOMES_MAX_JOBS: Final = 256
 
 
@@ -257,24 +215,53 @@ class JobQueue(AsyncScriptClient):
 
     async def view(self, ids: Sequence[str], *, results: bool = True) -> list[Job | None]:
         """Read jobs; None for an unknown id."""
-        rows = await self.call(job_scripts.view(ids, results=results))
+        rows = await self.call(script("records/view").call([], int(results), *ids))
         return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
     async def watched(self, ids: Sequence[str]) -> list[Any]:
         """Read the state of jobs, for `watcher.read_status`: less than `view`, and cheaper."""
-        return list(await self.call(job_scripts.watch(ids)))
+        return list(await self.call(script("records/watch").call([], *ids)))
 
     async def outcomes(self, ids: Sequence[str], owner: str | None = None) -> list[Any]:
-        """Read how jobs have ended, as jobs/outcomes.lua replies: less than `view`, and cheaper."""
-        return await read_outcomes(self._client, self.call_once, ids, owner)
+        """Read how jobs have ended, as records/outcomes.lua replies: less than `view`, and cheaper.
+
+        The script is called only for jobs whose records do not hold the result.
+        """
+        by_script = script("records/outcomes")
+        try:
+            rows = await self._results(ids, owner)
+        except RedisError:
+            return list(await self.call_once(by_script.call([], owner or "", *ids)))
+        left = [at for at, row in enumerate(rows) if _is_rare(row)]
+        if left:
+            call = by_script.call([], owner or "", *(ids[at] for at in left))
+            for at, row in zip(left, await self.call_once(call), strict=True):
+                rows[at] = row
+        return rows
+
+    async def _results(self, ids: Sequence[str], owner: str | None) -> list[Any]:
+        blank = _WITH_OWNER if owner else _ALL
+        names = [job_id.encode() for job_id in ids]
+        commands = b"".join([blank % (_KEY_BYTES + len(name), name) for name in names])
+        rows = await exchange(self._client, commands, len(names))
+        for at, row in enumerate(rows):
+            if not isinstance(row, list):
+                continue
+            state = row[0]
+            if state is None or (owner and (row.pop() or _NO_OWNER) != owner.encode()):
+                rows[at] = _UNKNOWN
+            elif state not in _FINAL:
+                rows[at] = state
+        return rows
 
     async def forget(self, ids: Sequence[str], owner: str | None = None) -> int:
         """Delete those of these jobs that have ended; return how many."""
-        return int((await self.call(job_scripts.delete(ids, owner)))[0])
+        delete = script("records/delete").call([], owner or "", *ids)
+        return int((await self.call(delete))[0])
 
     async def listen(self, job_id: str) -> None:
         """Let the end of a quiet job be published."""
-        await self.call(job_scripts.listen(job_id))
+        await self.call(script("records/listen").call([], job_id))
 
     async def cancel_one(self, job_id: str, owner: str | None = None) -> str:
         """Cancel one job, together with all that are cancelled at the same time; see `cancel`."""
@@ -285,12 +272,7 @@ class JobQueue(AsyncScriptClient):
         return await self._cancel_owned([_owned(job_id, owner) for job_id in ids])
 
     async def cancel_for(self, job_id: str, token: str, ids: Sequence[str]) -> list[str] | None:
-        """Cancel jobs on behalf of another one; return None if the lease of that one is lost.
-
-        Args:
-            job_id: the job on whose behalf they are cancelled.
-            token: the fencing token of its claim.
-        """
+        """Cancel jobs on behalf of a leased one; return None if its lease is lost."""
         reply = await self.call_once(job_scripts.cancel(ids, parent=(job_id, token)))
         return None if reply is None else job_scripts.read_words(reply)
 
@@ -364,7 +346,7 @@ class JobQueue(AsyncScriptClient):
         (depth,) = await self.depths([queue])
         cancelled, left = 0, 1
         while left and cancelled < depth.total:
-            reply = await self.call_once(queue_scripts.purge(queue, PURGE_MAX_JOBS))
+            reply = await self.call_once(script("queues/purge").on(queue, PURGE_MAX_JOBS))
             ended, removed, left = map(int, reply)
             cancelled += ended
             if not removed:
@@ -398,5 +380,10 @@ def _owned(job_id: str, owner: str | None) -> str:
 
 
 def _job(job_id: str, row: Any) -> Job | None:
-    known = job_scripts.read_view(row)
-    return None if known is None else job_from_record(job_id, *known)
+    """Read a job's row in the reply of records/view.lua; None if the job is unknown."""
+    if not isinstance(row, list):
+        return None
+    flat, meta, place = row
+    text = [value.decode("utf-8", "replace") for value in flat]
+    record = dict(zip(text[::2], text[1::2], strict=True))
+    return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))

@@ -1,10 +1,8 @@
 """Lists of jobs, newest first, merged from the indices of the models. Independent of HTTP.
 
 If only failed jobs can match, the list is made of the failures, which are few. Else the index of
-each model is walked from its newest job.
-
-Jobs of all models have one order, by creation time and then by id. So a place in it is a cursor:
-later jobs come before it and shift nothing.
+each model is read from its newest job on. Jobs of all models have one order, by creation time and
+then by id. A place in it is a cursor: newer jobs come before it and shift nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -22,10 +21,7 @@ from headrace.queue.failures import Failures
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.fields import JobField
-from headrace.redis.scripts import queues as queue_scripts
-
-#: The fields of a record that `JobSearch.may_fit` takes.
-RECORD_FIELDS: Final = (JobField.ERROR, JobField.METADATA)
+from headrace.redis.scripts import script
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,31 +52,26 @@ class JobSearch:
 
     @property
     def metadata_texts(self) -> list[tuple[str, str, str]]:
-        """Texts of which the JSON of the metadata has one of each three, if it matches."""
+        """Three texts for each name: the JSON of metadata that match has one of each three."""
         texts = []
         for name, value in self.metadata:
             member = f"{_json(name)}:"
             if value is None:
                 texts.append((member, member, member))
                 continue
-            # A number may be the beginning of a longer one.
-            other = member + _canonical(value)
-            texts.append((member + _json(value), f"{other},", f"{other}}}"))
+            # With what follows it, as a number may be the beginning of a longer one.
+            parsed = member + _canonical(value)
+            texts.append((member + _json(value), f"{parsed},", f"{parsed}}}"))
         return texts
 
-    @property
-    def reads_records(self) -> bool:
-        """Whether failed jobs are searched for by what only their records have."""
-        return bool(self.error or self.metadata)
-
     def may_fit(self, error: bytes | None, metadata: bytes | None) -> bool:
-        """Return whether a failed job can fit, by the JSON in its record; `fits` decides."""
-        # JSON writes a text between its quotes as it is found within a longer one.
+        """Return whether a failed job can match, by the JSON in its record; `fits` decides."""
+        # Without its quotes, as it may be a part of a longer text.
         wanted = _json(self.error.lower())[1:-1]
         if wanted not in (error or b"").decode("utf-8", "replace").lower():
             return False
-        text = (metadata or b"").decode("utf-8", "replace")
-        return all(any(part in text for part in three) for three in self.metadata_texts)
+        found = (metadata or b"").decode("utf-8", "replace")
+        return all(any(text in found for text in three) for three in self.metadata_texts)
 
     def owned(self, job: Job) -> bool:
         """Return whether a job belongs to the API key."""
@@ -119,13 +110,11 @@ def _canonical(value: str) -> str:
         return _json(value)
 
 
-#: How many jobs one call of queues/list_jobs.lua looks at: Redis serves others in between.
-STRETCH_JOBS: Final = 500
-#: How many jobs one page looks at, and for how long. If few of them match, the page is short.
-PAGE_LOOK_JOBS: Final = 100_000
-PAGE_LOOK_S: Final = 0.15
-#: How many failed jobs are read in one call.
-FAILED_PORTION: Final = 500
+#: How many jobs are read in one call: Redis serves others in between.
+CALL_JOBS: Final = 500
+#: How many jobs are read for one page, and for how long. If few of them match, the page is short.
+PAGE_JOBS: Final = 100_000
+PAGE_S: Final = 0.15
 
 
 class JobPlace(NamedTuple):
@@ -149,10 +138,12 @@ class JobPage:
 
 @dataclass(slots=True)
 class _Walk:
-    """The walk along the index of one model.
+    """How far the index of one model has been read.
 
     Attributes:
-        at: the last place that was looked at.
+        at: the last place that was read.
+        places: the jobs that match.
+        more: older jobs follow.
     """
 
     model: str
@@ -180,22 +171,22 @@ async def list_jobs(
         BrokerUnavailable: Redis does not answer.
     """
     walks = [_Walk(model, before) for model in models]
-    behind, looks, stop_at = walks, PAGE_LOOK_JOBS, time.monotonic() + PAGE_LOOK_S
+    last_walks, left, stop_at = walks, PAGE_JOBS, time.monotonic() + PAGE_S
     while True:
-        for walk in behind:
-            await _step(queue, walk, search, limit)
-        looks -= STRETCH_JOBS * len(behind)
-        going = [walk for walk in walks if walk.more]
-        # Older jobs may still come from a walk that has not reached this place.
-        horizon = max((walk.at for walk in going if walk.at is not None), default=None)
+        for walk in last_walks:
+            await _read_on(queue, walk, search, limit)
+        left -= CALL_JOBS * len(last_walks)
+        unfinished = [walk for walk in walks if walk.more]
+        # All jobs up to this place are known; older ones may be missing.
+        reached = max((walk.at for walk in unfinished if walk.at is not None), default=None)
         places = sorted((place for walk in walks for place in walk.places), reverse=True)
-        sure = [place for place in places if horizon is None or place >= horizon]
-        if len(sure) >= limit:
-            last = sure[limit - 1]
-            return JobPage(sure[:limit], last if going or len(places) > limit else None)
-        if horizon is None or looks <= 0 or time.monotonic() > stop_at:
-            return JobPage(sure, horizon)
-        behind = [walk for walk in going if walk.at == horizon]
+        complete = [place for place in places if reached is None or place >= reached]
+        if len(complete) >= limit:
+            last = complete[limit - 1]
+            return JobPage(complete[:limit], last if unfinished or len(places) > limit else None)
+        if reached is None or left <= 0 or time.monotonic() > stop_at:
+            return JobPage(complete, reached)
+        last_walks = [walk for walk in unfinished if walk.at == reached]
 
 
 async def list_failed(
@@ -209,21 +200,23 @@ async def list_failed(
 ) -> JobPage:
     """Return a page of the failed jobs of these models; see `list_jobs`."""
     places: list[JobPlace] = []
-    stop_at = time.monotonic() + PAGE_LOOK_S
-    # Without a search in the records, no job is looked at in vain.
-    enough = 0 if search.reads_records else limit + 1
+    stop_at = time.monotonic() + PAGE_S
+    # Only their records have an error and metadata; without these every failure matches.
+    reads_records = bool(search.error or search.metadata)
+    enough = 0 if reads_records else limit + 1
     for model in models:
         places += await _failed_places(failures, model, search, before, enough)
     places.sort(reverse=True)
-    if not search.reads_records:
+    if not reads_records:
         return JobPage(places[:limit], places[limit - 1] if len(places) > limit else None)
     fitting: list[JobPlace] = []
-    for at in range(0, len(places), FAILED_PORTION):
+    for at in range(0, len(places), CALL_JOBS):
         if at and time.monotonic() > stop_at:
             return JobPage(fitting, places[at - 1])
-        portion = places[at : at + FAILED_PORTION]
+        portion = places[at : at + CALL_JOBS]
+        fields = (JobField.ERROR, JobField.METADATA)
         rows = await queue.read_all(
-            [("HMGET", keys.job(place.job_id), *RECORD_FIELDS) for place in portion]
+            [("HMGET", keys.job(place.job_id), *fields) for place in portion]
         )
         fitting += [place for place, row in zip(portion, rows, strict=True) if search.may_fit(*row)]
         if len(fitting) >= limit:
@@ -235,7 +228,7 @@ async def list_failed(
 async def _failed_places(
     failures: Failures, model: str, search: JobSearch, before: JobPlace | None, enough: int
 ) -> list[JobPlace]:
-    """Return places of failed jobs of a model: the `enough` newest and more; 0 for all."""
+    """Return the places of failed jobs of a model: at least the `enough` newest; 0 for all."""
     places: list[JobPlace] = []
     async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us):
         places += [
@@ -252,13 +245,15 @@ async def _failed_places(
     return places
 
 
-async def _step(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
-    call = queue_scripts.list_jobs(
-        walk.model, walk.at, since_us=search.since_us, states="".join(sorted(search.states)),
-        limit=limit - len(walk.places), look_max=STRETCH_JOBS, owner=search.owner,
-        metadata=search.metadata_texts,
+async def _read_on(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
+    call = script("queues/list_jobs").call(
+        [], walk.model, *(walk.at or ("", "")), search.since_us, "".join(sorted(search.states)),
+        limit - len(walk.places), CALL_JOBS, search.owner or "",
+        *chain.from_iterable(search.metadata_texts),
     )  # fmt: skip
-    walk.more, last, listed = queue_scripts.read_list_jobs(await queue.call(call))
-    if last is not None:
-        walk.at = JobPlace(*last)
-    walk.places += [JobPlace(*place) for place in listed]
+    more, *texts = await queue.call(call)
+    walk.more = bool(more)
+    if texts[0]:
+        pairs = zip(texts[::2], texts[1::2], strict=True)
+        walk.at, *listed = (JobPlace(int(us), job_id.decode()) for us, job_id in pairs)
+        walk.places += listed

@@ -51,7 +51,6 @@ class ScrapeResult:
         workers: the reports of live workers, by owner.
         waiting: how many requests wait in each live API process, by its id.
         paused: whether a model's queue is paused, in the same order.
-        background_tasks: how many background tasks wait.
         webhooks: how many deliveries wait for another try.
         memory: bytes that Redis uses, and its maxmemory (0 for no limit); None if unknown.
     """
@@ -99,8 +98,8 @@ class Scraper:
         ]
         self._first = (pack_all(commands), len(commands))
         self._counters = _Counters(self._names, _ALWAYS)
-        # Live processes at the last scrape; nearly always they are the same.
-        self._living = _Living([], [])
+        # Live workers and API processes at the last scrape; nearly always they are the same.
+        self._living: tuple[list[str], list[str]] = ([], [])
 
     async def read(self) -> ScrapeResult:
         """Read everything.
@@ -114,9 +113,10 @@ class Scraper:
             raise translate(error) from error
 
     async def _read(self) -> ScrapeResult:
-        (commands, count), counters, guessed = self._first, self._counters, self._living
-        all_commands = commands + counters.commands + guessed.commands
-        replies = await self._replies(all_commands, count + counters.count + guessed.count)
+        (commands, count), counters, before = self._first, self._counters, self._living
+        guessed = _commands_of(*before)
+        all_commands = commands + counters.commands + pack_all(guessed)
+        replies = await self._replies(all_commands, count + counters.count + len(guessed))
         (rows, owners, channels, paused, shared, tasks, later, deliveries, memory) = replies[:count]
         if isinstance(rows, NoScriptError):
             await self._client.execute_command(*load_command(self._depth))
@@ -124,11 +124,13 @@ class Scraper:
         if isinstance(rows, RedisError):
             raise rows
         of_workers = count + counters.count
-        living, reports = self._living_of(_listed(owners), _listed(channels)), replies[of_workers:]
-        if living is not guessed:
-            reports = await self._replies(living.commands, living.count) if living.count else []
-        states = list(map(_fields, reports[: len(living.owners)]))
-        waiting = _listed(reports[-1]) if living.api_ids else []
+        names, api_ids = living = _living(_listed(owners), _listed(channels))
+        reports = replies[of_workers:]
+        if living != before:
+            self._living, read = living, _commands_of(*living)
+            reports = await self._replies(pack_all(read), len(read)) if read else []
+        states = list(map(_fields, reports[: len(names)]))
+        waiting = _listed(reports[-1]) if api_ids else []
         halted = {raw.decode("utf-8", "replace") for raw in _listed(paused)}
         return ScrapeResult(
             depths=read_columns(rows),
@@ -137,12 +139,11 @@ class Scraper:
             # A worker's own key expires before its name is trimmed.
             workers={
                 owner: read_report(fields)
-                for owner, fields in zip(living.owners, states, strict=True)
+                for owner, fields in zip(names, states, strict=True)
                 if fields
             },
             waiting={
-                api_id: int(number or 0)
-                for api_id, number in zip(living.api_ids, waiting, strict=False)
+                api_id: int(number or 0) for api_id, number in zip(api_ids, waiting, strict=False)
             },
             paused=[queue in halted for queue in self._queues],
             background_tasks=sum(reply for reply in (tasks, later) if isinstance(reply, int)),
@@ -170,16 +171,6 @@ class Scraper:
                 self._counters = _Counters(self._names, learned)
         return totals
 
-    def _living_of(self, owners: list[bytes], channels: list[bytes]) -> _Living:
-        """Return the live processes; the same object as before if they are the same."""
-        # Sorted by name, as Redis sorts them by when each was last seen.
-        names = sorted(owner.decode() for owner in owners)
-        prefix = keys.done_channel("")
-        api_ids = sorted(raw.decode().removeprefix(prefix) for raw in channels)
-        if (names, api_ids) != (self._living.owners, self._living.api_ids):
-            self._living = _Living(names, api_ids)
-        return self._living
-
     async def _replies(self, commands: bytes, count: int) -> list[Any]:
         """Send commands in one write; return their replies, an error in place of its reply."""
         try:
@@ -189,19 +180,16 @@ class Scraper:
             return await self._send(commands, count)
 
 
-class _Living:
-    """Live workers and API processes, and the commands that read their reports."""
+def _living(owners: list[bytes], channels: list[bytes]) -> tuple[list[str], list[str]]:
+    """Return the live workers and API processes, by name: Redis has them by when each was seen."""
+    api_ids = (raw.decode().removeprefix(keys.done_channel) for raw in channels)
+    return sorted(owner.decode() for owner in owners), sorted(api_ids)
 
-    __slots__ = ("api_ids", "commands", "count", "owners")
 
-    def __init__(self, owners: list[str], api_ids: list[str]) -> None:
-        self.owners = owners
-        self.api_ids = api_ids
-        commands: list[Command] = [("HGETALL", keys.worker(owner)) for owner in owners]
-        if api_ids:
-            commands.append(("MGET", *(keys.api(api_id) for api_id in api_ids)))
-        self.commands = pack_all(commands)
-        self.count = len(commands)
+def _commands_of(owners: list[str], api_ids: list[str]) -> list[Command]:
+    """Return the commands that read the reports of live processes."""
+    waiting: list[Command] = [("MGET", *map(keys.api, api_ids))] if api_ids else []
+    return [*(("HGETALL", keys.worker(owner)) for owner in owners), *waiting]
 
 
 class _Counters:

@@ -53,7 +53,6 @@ class Delivery(msgspec.Struct, frozen=True):
         until_us: no try begins after this.
         created_us: when its first try was due.
         next_us: when it is tried again; 0 for never.
-        tries: how many tries there were.
         turn: counts the background tasks that were made for it; an earlier one does nothing.
         by_hand: its next try was requested, so it waits for no pause of its receiver.
     """
@@ -124,10 +123,6 @@ class DeliveryLog(msgspec.Struct, frozen=True):
 
     ends: dict[str, tuple[str, int]] = {}
     deliveries: dict[str, PendingDelivery] = {}
-
-    def end_of(self, owner: str) -> tuple[str, int] | None:
-        """Return how the job of an API key last ended; None if that is unknown."""
-        return self.ends.get(owner)
 
     def surplus(self, owner: str) -> list[str]:
         """Deliveries to delete when the owner saves one more: its oldest that have ended."""

@@ -12,8 +12,6 @@ from headrace.errors import BrokerUnavailable, BrokerUnsupported
 from headrace.redis.connection import connect, redact_url
 
 OLDEST_VERSION: Final = (6, 2)
-#: Policies under which a full Redis drops keys by itself, queued jobs among them.
-_SAFE_POLICIES: Final = frozenset({"noeviction", ""})
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class BrokerInfo:
     def warnings(self) -> list[str]:
         """Return settings that can lose jobs, one sentence each."""
         found = []
-        if self.maxmemory_policy not in _SAFE_POLICIES:
+        if self.maxmemory_policy not in ("noeviction", ""):
             found.append(
                 f"{self.name} has maxmemory-policy {self.maxmemory_policy} and may drop queued "
                 "jobs when its memory is full; set noeviction"
@@ -101,28 +99,25 @@ def _refuse_unsupported(info: dict[str, Any], where: str) -> None:
     version = str(info.get("redis_version", ""))
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     mode = str(info.get("redis_mode") or info.get("server_mode") or "")
-    if not numbers:
-        raise BrokerUnsupported(
-            f"{where} does not report its version", hint="Headrace needs Redis >= 6.2 or Valkey"
-        )
-    if mode == "cluster" or info.get("cluster_enabled"):
-        raise BrokerUnsupported(
-            f"{where} runs in Cluster mode, and Headrace's scripts need all keys on one server",
-            hint="use a single server or Sentinel (sentinel://host:26379/0?master=name)",
-        )
-    if mode == "sentinel":
-        raise BrokerUnsupported(
-            f"{where} is a Sentinel, not a Redis server",
-            hint="write sentinel://host:26379/0?master=name",
-        )
-    if numbers < OLDEST_VERSION:
-        raise BrokerUnsupported(
-            f"{where} is version {version}", hint="Headrace needs Redis >= 6.2 or Valkey"
-        )
-    if info.get("role") == "slave":
-        raise BrokerUnsupported(
-            f"{where} is a read-only replica", hint="give the URL of its primary"
-        )
+    needed = "Headrace needs Redis >= 6.2 or Valkey"
+    reasons = [
+        (not numbers, "does not report its version", needed),
+        (
+            mode == "cluster" or info.get("cluster_enabled"),
+            "runs in Cluster mode, and Headrace's scripts need all keys on one server",
+            "use a single server or Sentinel (sentinel://host:26379/0?master=name)",
+        ),
+        (
+            mode == "sentinel",
+            "is a Sentinel, not a Redis server",
+            "write sentinel://host:26379/0?master=name",
+        ),
+        (numbers < OLDEST_VERSION, f"is version {version}", needed),
+        (info.get("role") == "slave", "is a read-only replica", "give the URL of its primary"),
+    ]
+    for applies, reason, hint in reasons:
+        if applies:
+            raise BrokerUnsupported(f"{where} {reason}", hint=hint)
 
 
 def _sentence(error: BaseException) -> str:

@@ -88,10 +88,9 @@ def _client(url: str, kind: Any, sentinel_kind: Any, pool: Any, kwargs: dict[str
 
 
 async def drop_connections(client: redis.asyncio.Redis, *, idle: bool) -> None:
-    """Close the connections of a pool, so that the next command makes a new one.
+    """Close the connections of a client's pool, so that the next command makes a new one.
 
     Args:
-        client: the owner of the pool.
         idle: close only those that are not in use. After a connection went silent, idle ones may
             be as dead, and each would cost one caller the time limit of a reply.
     """
@@ -120,11 +119,6 @@ class _AsyncPool(AsyncSentinelPool):
 
 
 @functools.cache
-def _driver() -> DriverInfo:
-    """Return redis-py's own version data, which it would otherwise read for each connection."""
-    return DriverInfo()
-
-
 def _defaults() -> dict[str, Any]:
     return {
         "protocol": 3,
@@ -132,7 +126,8 @@ def _defaults() -> dict[str, Any]:
         "socket_connect_timeout": SOCKET_TIMEOUT_S,
         # redis-py requests these on every RESP3 connection: a round trip for one vendor's service.
         "maint_notifications_config": MaintNotificationsConfig(enabled=False),
-        "driver_info": _driver(),
+        # Its own version data, which it would otherwise read for each connection.
+        "driver_info": DriverInfo(),
     }
 
 

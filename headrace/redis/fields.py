@@ -44,7 +44,6 @@ class JobField:
     DEAD: Final = "dl"
     CANCEL: Final = "cr"  # its cancellation was requested while it ran
     CANCELLED_BY: Final = "cb"  # name of the call that has cancelled it, and " asked" if it ran
-    TRACEBACK: Final = "tb"
     INPUT_REF: Final = "ir"  # reference of an input in the payload store
     FOLLOWED: Final = "fw"  # the token under which its callbacks are sent
     KEY: Final = "ky"  # id of the API key that it belongs to

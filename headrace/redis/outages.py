@@ -66,11 +66,7 @@ class LineLimit:
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> str | None:
-        """Return what the line ends with (how many were left out before it); None to leave it out.
-
-        Args:
-            kind: one of a few texts.
-        """
+        """Return the end of the line: how many were left out before it; None: leave it out."""
         now = time.monotonic()
         with self._lock:
             at, missing = self._last.get(kind, (float("-inf"), 0))

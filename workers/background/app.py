@@ -27,7 +27,7 @@ from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.redis import keys
-from headrace.redis.connection import SOCKET_TIMEOUT_S, connect
+from headrace.redis.connection import connect
 from headrace.redis.outages import OUTAGE_LINES
 from headrace.redis.url import celery_url
 from headrace.server import recovery
@@ -138,9 +138,7 @@ class LivenessStep(StartStopStep):
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self._liveness = recovery.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
-        self._client = connect(
-            self.redis_url, socket_timeout=SOCKET_TIMEOUT_S, socket_connect_timeout=SOCKET_TIMEOUT_S
-        )
+        self._client = connect(self.redis_url)
 
     @override
     def start(self, parent: Any) -> None:

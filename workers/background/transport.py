@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 #: Seconds between two looks for a message while Redis is at its maxmemory, where BLMOVE is refused.
 FULL_S: Final = 1.0
 
-_QUEUE: Final = keys.BACKGROUND_TASKS
 #: The transport option with the worker's name; "" on a channel that only sends.
 _OPTION: Final = "owner"
 
@@ -201,7 +200,7 @@ class _Moving:
         except (ValueError, TypeError, RecursionError):
             message = None
         if not is_message(message):
-            logger.warning("message in %s dropped: not a Celery message", _QUEUE)
+            logger.warning("message in %s dropped: not a Celery message", keys.BACKGROUND_TASKS)
             self.client.delete(keys.background_taken(self.owner))
             return
         # Scripts may push the same message twice, and a worker may hold both copies.

@@ -105,17 +105,14 @@ def canvas_app(redis_url: str, result_ttl_s: int) -> Celery:
     """Return an app of a stock client, apart from the worker's, without tasks and routes."""
     target = celery_url(redis_url)
     app = Celery("headrace-canvas", broker=target.url, backend=target.url, set_as_current=False)
-    timeouts = {
-        "socket_timeout": SOCKET_TIMEOUT_S,
-        "socket_connect_timeout": SOCKET_TIMEOUT_S,
-    }
     names = ("unacked_key", "unacked_index_key", "unacked_mutex_key")
     app.conf.update(
         accept_content=["json"],
         broker_connection_timeout=SOCKET_TIMEOUT_S,
         broker_transport_options={
             **{name: f"headrace:canvas.{name}" for name in names},
-            **timeouts,
+            "socket_timeout": SOCKET_TIMEOUT_S,
+            "socket_connect_timeout": SOCKET_TIMEOUT_S,
             **target.transport_options,
         },
         enable_utc=True,

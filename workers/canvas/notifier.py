@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.errors import BY_CODE, HeadraceError
 from headrace.jobs.job import State, read_error, read_meta
-from headrace.redis.scripts.jobs import CANCELLED, FENCED
+from headrace.redis.scripts.jobs import CANCELLED, FENCED, Run
 from workers.canvas.sender import (
     FAILURE,
     REVOKED,
@@ -70,7 +70,6 @@ class _Task:
     Attributes:
         send: sends them, and returns the settlement of a job that is not settled.
         outcome: also counts if they can never be sent.
-        progress: what earlier tries have sent.
     """
 
     send: Callable[[CanvasSender, SendProgress], Settlement | None]
@@ -165,12 +164,9 @@ def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress)
         if progress.tries < MALFORMED_TRIES:
             raise
         logger.warning("callbacks cannot be sent: %s", error, extra={"job": job.id})
-        why, took = f"the job's callbacks cannot be sent: {error}", settlement.timings
-        settlement = failed(
-            job, "invalid-request", why,
-            batch=settlement.batch, timings=took,
-            began=(settlement.started, settlement.device_wait),
-        )  # fmt: skip
+        why = f"the job's callbacks cannot be sent: {error}"
+        run = Run(settlement.started, settlement.device_wait, settlement.timings)
+        settlement = failed(job, "invalid-request", why, batch=settlement.batch, run=run)
         outcome = _outcome(job, settlement)
     if progress.children:
         settlement = with_children(settlement, as_json(progress.children))

@@ -26,7 +26,7 @@ from headrace.jobs.values.encoding import strict_json
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
-from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import script
 from workers.canvas.celery_client import canvas_app, close_app, signature_of
 from workers.jobs.canvas import Canvas, Signature, chord_body
 
@@ -104,8 +104,8 @@ class CanvasSender:
         self._redis.close()
 
     def begin(self, job_id: str, token: str) -> int:
-        """Return whether to send: SEND_CALLBACKS, FENCED or CANCELLED of `job_scripts`."""
-        return int(call_script(self._redis, job_scripts.canvas_begin(job_id, token)))
+        """Return whether to send: SEND_CALLBACKS, FENCED or CANCELLED of scripts/jobs.py."""
+        return int(call_script(self._redis, script("jobs/canvas_begin").call([], job_id, token)))
 
     def remove_orphan(self, queue: str, name: bytes) -> None:
         """Remove the end of a job that a script has left under this name."""

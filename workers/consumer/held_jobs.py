@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from headrace.config.extensions import handler_extension
 from headrace.jobs.progress import Progress
 from headrace.observability import worker_report
 from headrace.redis.keys import OFFLINE_STEP
-from headrace.redis.scripts import jobs as job_scripts
+from headrace.redis.scripts import Arg, script
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
 from workers.extension import worker_parts
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
@@ -117,7 +118,7 @@ class HeldJobs:
             for job in batch.jobs
             if not job.dropped
         ]
-        self._leases.send(job_scripts.start(rows))
+        self._leases.send(script("jobs/start").call([], *chain.from_iterable(rows)))
 
     def write_starts_again(self) -> None:
         """Write the starts of all running batches again, because an outage can lose them."""
@@ -208,6 +209,8 @@ class HeldJobs:
         self._send_progress(list(self._progress))
 
     def _send_progress(self, jobs: Iterable[LeasedJob]) -> None:
-        rows = [(job.id, job.token, self._progress[job]) for job in jobs]
+        rows: list[Arg] = []
+        for job in jobs:
+            rows += (job.id, job.token, self._progress[job])
         if rows and self._leases.connected:
-            self._leases.send(job_scripts.progress(rows))
+            self._leases.send(script("records/progress").call([], *rows))

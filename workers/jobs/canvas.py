@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.ids import callback_id
-from headrace.jobs.message import Embed, body_text, decode_body, read_envelope
+from headrace.jobs.message import Embed, Envelope, body_text, decode_body, read_envelope
 from headrace.jobs.values.encoding import loads
 
 #: A signature as Celery writes it: a dictionary of task, args, kwargs, options and subtask_type.
@@ -32,18 +32,7 @@ class _Headers(msgspec.Struct, frozen=True):
     compression: Any = None
 
 
-class _Properties(msgspec.Struct, frozen=True):
-    body_encoding: Any = None
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    body: str
-    headers: _Headers
-    properties: _Properties = _Properties()
-    encoding: Any = msgspec.field(default=None, name="content-encoding")
-
-
-_ENVELOPE: Final = msgspec.json.Decoder(_Envelope)
+_ENVELOPE: Final = msgspec.json.Decoder(Envelope[_Headers])
 
 
 class Canvas(msgspec.Struct, frozen=True):

@@ -58,7 +58,6 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
     """One leased job. Times that end in `_at` are the worker's monotonic seconds.
 
     Attributes:
-        token: the fencing token of this claim.
         message: its message; None until it is read, or if it cannot be read.
         created_us: when it was submitted, by Redis' clock.
         attempts: how often it was claimed, this time included.
@@ -79,7 +78,6 @@ class LeasedJob(msgspec.Struct, eq=False, weakref=True):
         dropped: why its outcome no longer counts here: "cancelled", TIMED_OUT, or "lost" to
             another worker.
         expires_at: until when it must have begun; NEVER without an `expires`.
-        retries: how often it was tried again after an error.
         log: what its earlier attempts have generated, if it can go on there.
         run: the number of the run that yields its pieces; 0 before the first run.
         used: how many tokens its request took, as text; "" if that is unknown.

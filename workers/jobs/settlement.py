@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -28,8 +28,7 @@ from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message
 from headrace.jobs.options import NO_DETAILS, read_object
-from headrace.jobs.values.encoding import kombu_size, parses
-from headrace.jobs.values.media_types import JSON_TYPE
+from headrace.jobs.values.encoding import parses
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import Arg
@@ -77,7 +76,11 @@ def read_raised(traceback: str) -> Raised | None:
     frames = [] if _STACKS in traceback else list(_FRAME.finditer(traceback))
     if not frames:
         return None
-    last_first = [frame for frame in reversed(frames) if _is_own(frame[1])] or [frames[-1]]
+    last_first = [
+        frame
+        for frame in reversed(frames)
+        if not (_LIBRARY.search(frame[1]) or frame[1].startswith(_PACKAGE))
+    ] or [frames[-1]]
     # The author's handler may extend that of an extension.
     extended = tuple(f"{part.folder}/" for part in handler_parts().values())
     own = next((frame for frame in last_first if not frame[1].startswith(extended)), last_first[0])
@@ -85,10 +88,6 @@ def read_raised(traceback: str) -> Raised | None:
     kind = _EXCEPTION.search(traceback, frames[-1].end())
     name = kind[1].rpartition(".")[2] if kind else "exception"
     return Raised(name, f"{Path(own[1]).name}:{own[2]}")
-
-
-def _is_own(file: str) -> bool:
-    return not (_LIBRARY.search(file) or file.startswith(_PACKAGE))
 
 
 _CHANCE: Final = random.Random()  # noqa: S311 - jitter
@@ -111,15 +110,12 @@ class RetryPolicy:
         """Return the policy of a job: the options in its message, else this policy."""
         if message is None:
             return self
-        own = (message.max_retries, message.retry_backoff_s, message.retry_backoff_max_s)
-        if own == (None, None, None):
-            return self
-        default = (self.max_retries, self.base_s, self.max_s)
-        retries, base_s, most_s = (
-            fallback if value is None else value
-            for value, fallback in zip(own, default, strict=True)
-        )
-        return RetryPolicy(int(retries), base_s, most_s)
+        own: dict[str, Any] = {
+            "max_retries": message.max_retries,
+            "base_s": message.retry_backoff_s,
+            "max_s": message.retry_backoff_max_s,
+        }
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
 
     def bound_s(self, retries: int) -> float:
         """Return the longest wait of a job that was retried `retries` times before."""
@@ -142,9 +138,7 @@ class RetryPolicy:
         return int(self.base_s * US_PER_S), int(self.max_s * US_PER_S)
 
 
-#: The last two fields of a settlement: when the job began, and how long it waited for the device.
-Began = tuple[str, str]
-NOT_BEGUN: Final[Began] = ("", "0.0")
+NOT_RUN: Final = Run("", "0.0", "")
 NO_RETRIES: Final = RetryPolicy()
 _NO_CHILDREN: Final = b', "children": [], '
 _META: Final = (
@@ -163,7 +157,9 @@ def date_done() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: str) -> bytes:
+def _meta(
+    job: LeasedJob, status: bytes, result: bytes, traceback: bytes = b"null", done: str = ""
+) -> bytes:
     message, family = job.message, b""
     if message is not None:
         if message.ignore_result:
@@ -172,9 +168,24 @@ def _meta(job: LeasedJob, status: bytes, result: bytes, traceback: bytes, done: 
             family += b', "group_id": ' + _encode(message.group)
         if message.parent_id is not None:
             family += b', "parent_id": ' + _encode(message.parent_id)
+    at = (done or date_done()).encode()
     # A job id needs no JSON escapes.
-    return _META % (
-        status, result, traceback, _NO_CHILDREN, done.encode(), job.id.encode(), family
+    return _META % (status, result, traceback, _NO_CHILDREN, at, job.id.encode(), family)
+
+
+def _ended(
+    job: LeasedJob,
+    state: State,
+    meta: bytes,
+    batch: Arg,
+    run: Run,
+    field: str,
+    value: Arg,
+    retry_us: str = "",
+) -> Settlement:
+    return Settlement(
+        job.id, job.token, state, meta, batch, run.timings, field, value, retry_us,
+        run.began, run.device_wait, job.used,
     )  # fmt: skip
 
 
@@ -188,77 +199,34 @@ def with_children(settlement: Settlement, children: bytes) -> Settlement:
 
 
 def succeeded(
-    job: LeasedJob,
-    result: bytes,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
+    job: LeasedJob, result: bytes, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result (JSON text); `content_type` is empty if the result is JSON."""
+    """End a job with a result (JSON text).
+
+    Args:
+        content_type: empty if the result is JSON.
+        done: what `date_done` returned for its batch; by default the present time.
+    """
     message = job.message
     if not content_type and message is not None and message.quiet:
-        own: tuple[bytes, str, Arg] = (b"", JobField.RESULT, result)
-    else:
-        meta = _meta(job, b"SUCCESS", result, b"null", done)
-        own = (meta, JobField.RESULT_TYPE, content_type) if content_type else (meta, "", "")
-    meta, field, value = own
-    return Settlement(
-        job.id,
-        job.token,
-        State.SUCCEEDED,
-        meta,
-        batch,
-        timings,
-        field,
-        value,
-        "",
-        "",
-        *began,
-        job.used,
-    )
+        return _ended(job, State.SUCCEEDED, b"", batch, run, JobField.RESULT, result)
+    meta = _meta(job, b"SUCCESS", result, done=done)
+    field = JobField.RESULT_TYPE if content_type else ""
+    return _ended(job, State.SUCCEEDED, meta, batch, run, field, content_type)
 
 
 def stored(
-    job: LeasedJob,
-    ref: str,
-    result: bytes,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
+    job: LeasedJob, ref: str, length: int, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result that the payload store keeps under `ref`.
+    """End a job with a result of `length` bytes that the payload store keeps under `ref`.
 
     The Celery result then holds the size and the URL of the result.
     """
-    if content_type:
-        size = kombu_size(result)
-        return stored_as(job, ref, size, content_type, batch, timings, done, began)
-    return stored_as(job, ref, len(result), JSON_TYPE, batch, timings, done, began)
-
-
-def stored_as(
-    job: LeasedJob,
-    ref: str,
-    length: int,
-    content_type: str,
-    batch: Arg,
-    timings: str,
-    done: str,
-    began: Began,
-) -> Settlement:
-    """End a job with a stored result of `length` bytes and this content type."""
     kind, _ = split_details(content_type)
     shown = {"size": length, "content_type": kind, "url": f"/api/v1/jobs/{job.id}/result"}
-    meta = _meta(job, b"SUCCESS", _encode(shown), b"null", done)
+    meta = _meta(job, b"SUCCESS", _encode(shown), done=done)
     value = f"{ref} {length} {content_type}"
-    return Settlement(
-        job.id, job.token, State.SUCCEEDED, meta, batch, timings,
-        JobField.RESULT_REF, value, "", "", *began, job.used,
-    )  # fmt: skip
+    return _ended(job, State.SUCCEEDED, meta, batch, run, JobField.RESULT_REF, value)
 
 
 def failed(
@@ -269,8 +237,7 @@ def failed(
     retryable: bool = False,
     traceback: str = "",
     batch: Arg = 0,
-    timings: str = "",
-    began: Began = NOT_BEGUN,
+    run: Run = NOT_RUN,
     retries: RetryPolicy = NO_RETRIES,
     response: bytes = b"",
 ) -> Settlement:
@@ -295,11 +262,8 @@ def failed(
         {"exc_type": cls.__name__, "exc_message": [message], "exc_module": cls.__module__}
     )
     state = State.EXPIRED if code == "expired" else State.FAILED
-    meta = _meta(job, b"FAILURE", result, _encode(traceback or None), date_done())
-    return Settlement(
-        job.id, job.token, state, meta, batch, timings, JobField.ERROR, error, "", retry_us,
-        *began, job.used,
-    )  # fmt: skip
+    meta = _meta(job, b"FAILURE", result, _encode(traceback or None))
+    return _ended(job, state, meta, batch, run, JobField.ERROR, error, retry_us)
 
 
 def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Settlement:
@@ -314,15 +278,14 @@ def unreadable_message(job: LeasedJob, raw: bytes, error: InvalidRequest) -> Set
 
 def cancelled(job: LeasedJob) -> Settlement:
     """End a job as cancelled; it has not run."""
-    meta = _meta(job, b"REVOKED", REVOKED_JSON, b"null", date_done())
-    return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "", "")
+    meta = _meta(job, b"REVOKED", REVOKED_JSON)
+    return Settlement(job.id, job.token, State.CANCELLED, meta, 0, "", "", "", "")
 
 
 def postponed(job: LeasedJob, delay_s: float) -> Settlement:
     """Put a job back until its eta, without an error and without counting the attempt."""
-    return Settlement(
-        job.id, job.token, State.SCHEDULED, b"", 0, "", "", "", "", str(int(delay_s * US_PER_S))
-    )
+    wait_us = str(int(delay_s * US_PER_S))
+    return Settlement(job.id, job.token, State.SCHEDULED, b"", 0, "", "", "", wait_us)
 
 
 def stages(times: Sequence[float]) -> str:
@@ -330,7 +293,7 @@ def stages(times: Sequence[float]) -> str:
     return f"{times[0]:.3f},{times[1]:.3f},{times[2]:.3f}"
 
 
-def began(job: LeasedJob, at: float, wait_s: float) -> Began:
+def began(job: LeasedJob, at: float, wait_s: float) -> tuple[str, str]:
     """Return the `st` and `dw` of a job that began at `at`, after a wait for its device."""
     # Sums of floats can be a little below 0.
     return str(job.redis_us(at)), f"{max(wait_s, 0.0) * 1000:.3f}"
@@ -354,8 +317,8 @@ def since_claim(hold_s: float, shared: str) -> str:
 def unfinished(job: LeasedJob, batch: Batch, now: float) -> Run:
     """Return how a job ran whose batch returned nothing: all of its time is `inference`."""
     hold_s, at = job.hold_s(batch.free_at), batch.started_at
-    start, wait = began(job, at, at - job.claimed_at - hold_s)
-    return Run(start, wait, timings(job, hold_s, stages([0.0, (now - at) * 1000, 0.0])))
+    start = began(job, at, at - job.claimed_at - hold_s)
+    return Run(*start, timings(job, hold_s, stages([0.0, (now - at) * 1000, 0.0])))
 
 
 def read_message(

@@ -106,10 +106,9 @@ class PipelinedConnection(PooledConnection):
             raise RedisConnectionError("not connected")
         try:
             replies = self._read(len(commands))
-            for error in [reply for reply in replies if isinstance(reply, ResponseError)]:
-                if isinstance(error, NoScriptError):
-                    # A failover has put another server in the place of the first.
-                    raise RedisConnectionError("the server does not know the scripts any more")
+            if any(isinstance(reply, NoScriptError) for reply in replies):
+                # A failover has put another server in the place of the first.
+                raise RedisConnectionError("the server does not know the scripts any more")
         except DISCONNECTED:
             self.close()
             raise
@@ -209,7 +208,11 @@ class Outbox:
         self.reply_due_at = now + ANSWER_MAX_S if self._in_flight else NEVER
         for call, reply in zip(answered, replies, strict=True):
             if isinstance(reply, ResponseError):
-                self._refused(call, reply)
+                # A script fails before its first write, so nothing is half done. The jobs of the
+                # call are no longer held: their leases expire, and they run again.
+                TRAFFIC.errors += 1
+                logger.error("Redis refused a call: %s", reply)
+                call.refused()
             else:
                 call.handle(reply, now)
         return now - sent_at
@@ -225,11 +228,3 @@ class Outbox:
         self._waiting = [call for call in (*unanswered, *self._waiting) if call.resend]
         self._in_flight.clear()
         self.reply_due_at = NEVER
-
-    @staticmethod
-    def _refused(call: _Call, error: ResponseError) -> None:
-        # A script fails before its first write, so nothing is half done. The jobs of the call are
-        # no longer held: their leases expire, and they run again.
-        TRAFFIC.errors += 1
-        logger.error("Redis refused a call: %s", error)
-        call.refused()

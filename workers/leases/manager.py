@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from headrace.config.settings import Settings
 from headrace.observability.profiles import READ_CHANGES
+from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fast_connection import TRAFFIC
 from headrace.redis.outages import DISCONNECTED, MAX_S, Backoff
@@ -231,11 +232,12 @@ class LeaseManager:
         # After this wait the claim takes a job before better jobs; one such job at a time.
         yield_us = 0 if model.overdue(now) else int(model.config.max_yield_s * US_PER_S)
         for number, share in model.claim_sent(room, now):
+            queue = model.queues[number]
             if model.config.counts_tokens:
                 # In the same write, so that this claim takes the jobs that are next.
-                self._outbox.add(queue_scripts.arrange(model.queues[number], share))
+                self._outbox.add(script("queues/arrange").on(queue, *share))
             claim = job_scripts.claim(
-                model.queues[number], model.config.name, model.config.version, share,
+                queue, model.config.name, model.config.version, share,
                 lease_us=self._lease_us, owner=self.owner, result_ttl_s=self.settings.result_ttl_s,
                 job_index_max=self.settings.job_index_max, yield_us=yield_us,
                 failures_kept=self._kept,
@@ -293,8 +295,7 @@ class LeaseManager:
         Args:
             mode: `free` (an orderly release), `alone`, `crash` or `lost`; see
                 `job_scripts.release`.
-            how: how their model process ended.
-            traceback: its stacks.
+            how: how their model process ended, with its stacks as `traceback`.
             runs: how the jobs ran, by token, if they had begun.
         """
         if jobs:
@@ -334,15 +335,15 @@ class LeaseManager:
         """Mark in Redis that a job begins to run isolated, or that it has left its process.
 
         Args:
-            scope: see `job_scripts.isolate`.
+            scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
             answered: called with the reply and the time; with HOST_TAKEN if Redis refuses the call.
         """
-
-        def replied(reply: Any, now: float) -> None:
-            answered(int(reply), now)
-
-        isolate = job_scripts.isolate(job, scope, self._host)
-        self._outbox.add(isolate, replied, lambda: answered(HOST_TAKEN, time.monotonic()))
+        isolate = script("jobs/isolate").call([], job.id, job.token, scope, self._host)
+        self._outbox.add(
+            isolate,
+            lambda reply, now: answered(int(reply), now),
+            lambda: answered(HOST_TAKEN, time.monotonic()),
+        )
 
     def read_message(self, model: ServedModel, job: LeasedJob) -> None:
         """Read the message of a withheld job, which waits for it."""
@@ -359,7 +360,7 @@ class LeaseManager:
             model.message_read(job, None)
 
         queue = model.queue_of(job)
-        self._outbox.add(job_scripts.held_message(queue, job), read, refused)
+        self._outbox.add(("HGET", keys.held(queue), job.id), read, refused)
 
     def read_logs(self, model: ServedModel) -> None:
         """Read the logs of a generator's jobs, which wait for them."""
@@ -376,7 +377,8 @@ class LeaseManager:
             elif model.waits_for_log(job):
                 self._read_log(model, job, entries)
 
-        page = job_scripts.read_log(job.id, entries[-1][0] if entries else 0, LOG_PAGE)
+        after = entries[-1][0] if entries else 0
+        page = ("XRANGE", keys.pieces(job.id), f"{after + 1}-0", "+", "COUNT", LOG_PAGE)
         self._outbox.add(page, read, partial(model.log_read, job, ()), resend=True)
 
     def renew(
@@ -433,11 +435,7 @@ class LeaseManager:
 
     def read_registry(self, changed: Callable[[Sequence[bytes | None]], None]) -> None:
         """Read the registry's revision and the newest profile, and pass the reply on."""
-
-        def read(reply: Any, _now: float) -> None:
-            changed(reply)
-
-        self._outbox.add(READ_CHANGES, read)
+        self._outbox.add(READ_CHANGES, lambda reply, _now: changed(reply))
 
     def find_work(
         self, queues: Sequence[str], with_work: Callable[[list[str], float], None], now: float
@@ -445,7 +443,7 @@ class LeaseManager:
         """Find which queues have work, among those that this worker does not serve.
 
         Args:
-            queues: groups of queues, as `queue_scripts.find_work` takes them.
+            queues: groups of queues, each at most FIND_WORK_MAX_QUEUES with a space between.
             with_work: gets the queues with work, and the time, once for each group.
         """
 
@@ -457,7 +455,7 @@ class LeaseManager:
 
         until_us = self._reap_clock.until_us(now)
         for group in queues:
-            self._outbox.add(queue_scripts.find_work(group, until_us), replied)
+            self._outbox.add(script("queues/find_work").call([], until_us, group), replied)
 
     def lease_replicas(
         self, others: int, arguments: Sequence[Arg], granted: Callable[[Any], None], now: float

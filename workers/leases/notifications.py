@@ -52,12 +52,10 @@ class QueueNotifications(PooledConnection):
         super().__init__(client)
         self._channel = channel
         self._messages: list[bytes] = []
-        self._lists = [list(group) for group in lists]
-        self._queue_of = {
-            name.encode(): index for index, group in enumerate(self._lists) for name in group
-        }
+        self._lists: list[list[str]] = []
         self.polls = False
         self.unwatched: set[int] = set()
+        self.set_lists(0, lists)
         self._changed: set[int] = set()
         # The queue of each requested length that has not come, and when they were requested.
         self._awaited: deque[int] = deque()

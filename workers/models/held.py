@@ -330,7 +330,7 @@ class Deadlines:
         end = "its model process was killed" if killed else "it was stopped, and other jobs run on"
         return failed(
             job, "timeout", f"the job ran longer than its timeout of {limit:g} s; {end}",
-            traceback=trace, batch=1, timings=run.timings, began=(run.began, run.device_wait),
+            traceback=trace, batch=1, run=run,
         )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from workers.batching.batcher import STEP_PLACE, Batcher, Hold, Leave, Reason, b
 from workers.batching.estimates import MemoryLimit
 from workers.batching.input_cost import InputCost
 from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, LeasedJob
-from workers.jobs.settlement import NOT_BEGUN, RetryPolicy, Settlement, failed
+from workers.jobs.settlement import NOT_RUN, RetryPolicy, Settlement, failed
 from workers.models.backlog import OWN, Backlog, Place
 from workers.models.held import (
     C,
@@ -476,7 +476,7 @@ class ServedModel:
         if error is not None:
             logger.warning("%s", error.message, extra={"model": self.config.name, "job": job.id})
             if job.dropped:
-                return discarded(job, 0, "", NOT_BEGUN)
+                return discarded(job, 0, NOT_RUN)
             retries = self.retry_policy
             return failed(job, error.code, error.message, retryable=retryable, retries=retries)
         if result is not None:

@@ -6,12 +6,14 @@ from typing import Any, Final, NamedTuple
 
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
+from headrace.jobs.values.encoding import kombu_size
+from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.observability.worker_report import Wait
 from headrace.payloads.store import new_entry
+from headrace.redis.scripts.jobs import Run
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.jobs.settlement import (
-    NOT_BEGUN,
-    Began,
+    NOT_RUN,
     RetryPolicy,
     Settlement,
     began,
@@ -59,7 +61,7 @@ def settle_batch(
     text, done = batch_text(len(batch.jobs), result.padding), date_done()
     shared, inline_max = stages(result.times), payloads.inline_limit_bytes
     ready, storing = [], []
-    claimed_at, ready_at, rest, start = UNKNOWN, UNKNOWN, "", NOT_BEGUN
+    claimed_at, ready_at, rest, start = UNKNOWN, UNKNOWN, "", ("", "")
     # One entry for neighbours that were claimed together.
     waits: list[Wait] = []
     counted, hold_s, wait_s = 0, 0.0, 0.0
@@ -72,31 +74,33 @@ def settle_batch(
             hold_s = job.hold_s(batch.free_at)
             wait_s = began_at - claimed_at - hold_s
             rest, start = since_claim(hold_s, shared), began(job, began_at, wait_s)
-        took = since_submit(job) + rest
+        run = Run(*start, since_submit(job) + rest)
         if job.dropped:
-            ready.append(discarded(job, text, took, start))
+            ready.append(discarded(job, text, run))
         elif not outcome[0]:
             _, code, message, retryable, traceback, *response = outcome
             settlement = failed(
                 job, code, message, retryable=retryable, traceback=traceback,
-                batch=text, timings=took, began=NOT_BEGUN if code == "expired" else start,
+                batch=text, run=NOT_RUN._replace(timings=run.timings) if code == "expired" else run,
                 retries=retries, response=response[0] if response else b"",
             )  # fmt: skip
             ready.append(settlement)
         elif len(outcome[1]) > inline_max and payloads.must_store(job, outcome[1]):
             entry = new_entry(payloads.store, job.id, model, "r")
             _, body, content_type = outcome
-            settlement = stored(job, entry.ref, body, content_type, text, took, done, start)
+            size, kind = len(body), JSON_TYPE
+            if content_type:
+                size, kind = kombu_size(body), content_type
+            settlement = stored(job, entry.ref, size, kind, text, run, done)
             payloads.add_result(PendingResult(job, settlement, entry, body, content_type))
             storing.append(settlement)
         else:
-            ready.append(succeeded(job, outcome[1], outcome[2], text, took, done, start))
+            ready.append(succeeded(job, outcome[1], outcome[2], text, run, done))
     waits.append((len(batch.jobs) - counted, hold_s, wait_s))
     return ready, storing, waits
 
 
-def discarded(job: LeasedJob, batch: int | str, took: str, start: Began) -> Settlement:
+def discarded(job: LeasedJob, batch: int | str, run: Run) -> Settlement:
     """Return the settlement of a dispatched job whose outcome no longer counts."""
     # `cancelled` would undo the attempt, which this job has used. Redis knows of the cancel.
-    why = "the job was cancelled"
-    return failed(job, JobCancelled.code, why, batch=batch, timings=took, began=start)
+    return failed(job, JobCancelled.code, "the job was cancelled", batch=batch, run=run)

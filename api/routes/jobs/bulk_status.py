@@ -21,7 +21,7 @@ from api.routes.jobs.job import Cancellation
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
-from headrace.jobs.ids import are_ids, is_id
+from headrace.jobs.ids import is_id
 from headrace.jobs.job import Count, Job, JobFailure, State, Status, error_of, stored_result
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
 from headrace.redis.scripts import pages_of
@@ -131,10 +131,8 @@ async def read_outcomes(services: Services, request: Request) -> Reply:
     """Return the outcomes in the order of the ids; null for an unknown job."""
     request.query()
     ids = await read_ids(services, request)
-    valid = ids
-    if not are_ids(ids):
-        # An invalid id must not reach Redis, where it could form the key of another record.
-        valid = [job_id if is_id(job_id) else "" for job_id in ids]
+    # An invalid id must not reach Redis, where it could form the key of another record.
+    valid = [job_id if is_id(job_id) else "" for job_id in ids]
     only = request.caller.only
 
     async def read(page: Sequence[str]) -> list[bytes]:
@@ -152,7 +150,7 @@ async def forget_many(services: Services, request: Request) -> Reply:
     request.query()
     ids = await read_ids(services, request)
     forgotten = 0
-    valid = ids if are_ids(ids) else [job_id for job_id in ids if is_id(job_id)]
+    valid = [job_id for job_id in ids if is_id(job_id)]
     for page in pages_of(valid, OUTCOMES_MAX_JOBS):
         forgotten += await services.queue.forget(page, request.caller.only)
     return Reply(200, b'{"forgotten":%d}' % forgotten, headers=(NO_STORE,))
@@ -198,7 +196,7 @@ async def _cancel(
 
 
 def _outcome(job_id: str, row: Any) -> bytes:
-    """Return an outcome as JSON; `row` is what jobs/outcomes.lua returns for one job."""
+    """Return an outcome as JSON; `row` is what records/outcomes.lua returns for one job."""
     if isinstance(row, int):
         return NULL
     if isinstance(row, bytes):

@@ -36,7 +36,7 @@ from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, iso, read_error
-from headrace.queue.following.watcher import JobStatus, JobWatch, status_of
+from headrace.queue.following.watcher import JobWatch
 from headrace.schema.serialization import Waiting, job_object
 
 #: Seconds between two reads of an ended job while Redis does not answer.
@@ -101,7 +101,7 @@ class _JobEvents:
     async def look(self) -> list[StreamEvent]:
         events: list[StreamEvent] = []
         if self._end is None and not self._watch.unknown:
-            status = self._watch.status or status_of(self._job)
+            status = self._watch.status or self._job
             now = asyncio.get_running_loop().time()
             events = self._sequence.due(status, now, await self._waits_for(status))
             if events and not events[-1].data:
@@ -130,7 +130,7 @@ class _JobEvents:
             return []
         return [StreamEvent(end_id(job.ended_us), name, job_object(job))]
 
-    async def _waits_for(self, status: JobStatus) -> Waiting | None:
+    async def _waits_for(self, status: Job) -> Waiting | None:
         if status.state is not State.QUEUED:
             return None
         job = self._job
@@ -155,9 +155,7 @@ class EventSequence:
         self._place_at = -PLACE_S
         self.held = False
 
-    def due(
-        self, status: JobStatus, now: float, waiting_for: Waiting | None = None
-    ) -> list[StreamEvent]:
+    def due(self, status: Job, now: float, waiting_for: Waiting | None = None) -> list[StreamEvent]:
         """Return the events that are due; they count as sent. The end of the job has no data."""
         events = self._unknown(self._events(status, waiting_for))
         self.held = False
@@ -188,7 +186,7 @@ class EventSequence:
                 return events[ids.index(running) + 1 :]
         return events
 
-    def _events(self, status: JobStatus, waiting_for: Waiting | None) -> list[StreamEvent]:
+    def _events(self, status: Job, waiting_for: Waiting | None) -> list[StreamEvent]:
         """Return all events of the job's present state, oldest first."""
         state = status.state
         if state is State.QUEUED:
@@ -210,7 +208,7 @@ class EventSequence:
             events.append(StreamEvent(end_id(status.ended_us), "ended", b""))
         elif status.progress is not None:
             data = self._data(status, progress=status.progress)
-            events.append(StreamEvent(f"p-{status.token}-{status.mark}", "progress", data))
+            events.append(StreamEvent(f"p-{status.token}-{status.progress_mark}", "progress", data))
         return events
 
     def _knows_attempt(self, attempts: int) -> bool:
@@ -218,7 +216,7 @@ class EventSequence:
         kind, _, rest = self._last.partition("-")
         return kind in ("q", "d") and rest.partition("-")[0] == str(attempts)
 
-    def _data(self, job: JobStatus, status: str = "", **members: Any) -> bytes:
+    def _data(self, job: Job, status: str = "", **members: Any) -> bytes:
         return msgspec.json.encode(
             {
                 "id": self._job_id,
@@ -229,7 +227,7 @@ class EventSequence:
         )
 
 
-def _schedule(status: JobStatus) -> dict[str, Any]:
+def _schedule(status: Job) -> dict[str, Any]:
     members: dict[str, Any] = {}
     if status.due_us:
         members["due_at"] = iso(status.due_us)

@@ -87,7 +87,7 @@ if what == 'end' then
 end
 if what == 'drop' then
   -- With a record it was submitted before, and the request that is refused is another one of the same id.
-  if not (one and one.has) or call('EXISTS', JOB .. job) == 1 then return {'done', 0} end
+  if not (one and one.has) or call('EXISTS', keys.job .. job) == 1 then return {'done', 0} end
   local left, began = {}, false
   for _, entry in ipairs(one.jobs) do
     if string.match(entry, '^(.*):') == job then
@@ -105,7 +105,7 @@ if what == 'drop' then
   return {'done', 0}
 end
 -- A repeat of a job that was counted when it was submitted.
-if (one and one.has) or call('EXISTS', JOB .. job) == 1 then return {'taken', 0} end
+if (one and one.has) or call('EXISTS', keys.job .. job) == 1 then return {'taken', 0} end
 if one and lives(one) then
   if one.waits > waiting then return {'full', one.waits} end
 else

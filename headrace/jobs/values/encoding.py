@@ -82,21 +82,15 @@ def why_not_json(error: Exception, body: bytes | msgspec.Raw) -> str:
     text = bytes(body)
     if text[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in text[:4]:
         return "it is in UTF-16 or UTF-32, and JSON must be in UTF-8"
-    if half := _half_pair(text):
+    if half := _HALF_PAIR.match(text):
         return (
-            f"it has half of a surrogate pair, {half.decode()}, which is no character; perhaps "
+            f"it has half of a surrogate pair, {half[1].decode()}, which is no character; perhaps "
             "a text was cut in an emoji"
         )
     place = _PLACE.search(str(error))
     if place and (number := _NO_NUMBER.match(text, max(0, int(place[1]) - 1))):
         return f"it has {number[1].decode()}, which JSON does not have; send null in its place"
     return str(error)
-
-
-def _half_pair(text: bytes) -> bytes | None:
-    """Return the first escape of JSON for a surrogate that has no partner."""
-    pair = _HALF_PAIR.match(text)
-    return None if pair is None else pair[1]
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -434,18 +428,8 @@ def binary_head(raw: bytes, max_base64_bytes: int) -> tuple[str, bytes] | None:
 def describe_input(raw: bytes) -> str:
     """Return type and size of an input for logs, Flower and `inspect`, never its content."""
     head = _BINARY_HEAD.match(raw)
-    return f"<json, {len(raw)} bytes>" if head is None else _described_binary(raw, head)
-
-
-def described_in_json(raw: bytes) -> bytes:
-    """The same as `describe_input`, escaped for a JSON string."""
-    head = _BINARY_HEAD.match(raw)
     if head is None:
-        return b"<json, %d bytes>" % len(raw)
-    return _encode(_described_binary(raw, head))[1:-1]
-
-
-def _described_binary(raw: bytes, head: re.Match[bytes]) -> str:
+        return f"<json, {len(raw)} bytes>"
     kind = head["kind"] or b"bytes"
     return f"<{kind.decode('utf-8', 'replace')}, {_binary_bytes(raw, head)} bytes>"
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Self
 
 import msgspec
 from typing_extensions import override
 
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.coalescer import Coalescer
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
@@ -237,7 +237,8 @@ class PieceLog:
         #: The models of which something was published, and those whose channel is kept.
         self._published: set[str] = set()
         self._kept: dict[str, asyncio.TimerHandle] = {}
-        self._subscribing: set[asyncio.Task[None]] = set()
+        # Each writes before it waits, so that the order is kept.
+        self._subscribing = RunningTasks()
 
     async def stop(self) -> None:
         """Read nothing more."""
@@ -268,7 +269,7 @@ class PieceLog:
         if jobs is None:
             jobs = self._followers[follower.model] = {}
             follower.early = True
-            self._in_background(self._subscribe(follower.model))
+            self._subscribing.begin(self._subscribe(follower.model))
         jobs.setdefault(follower.job_id, set()).add(follower)
 
     def remove(self, follower: LogFollower) -> None:
@@ -291,7 +292,7 @@ class PieceLog:
             return
         del self._followers[model]
         self._published.discard(model)
-        self._in_background(
+        self._subscribing.begin(
             self._subscription.unsubscribe(self._read_publication, keys.piece_channel(model))
         )
 
@@ -301,12 +302,6 @@ class PieceLog:
         await self._subscription.confirmed(channel)
         # Earlier publications were lost.
         self._wake(self._followers.get(model, {}))
-
-    def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
-        # Tasks run in the order of their creation, and each writes before it waits.
-        task = asyncio.create_task(call)
-        self._subscribing.add(task)
-        task.add_done_callback(self._subscribing.discard)
 
     async def _read_many(self, logs: list[tuple[str, int, str]]) -> Sequence[LogRead]:
         read = job_scripts.read_pieces(READ_MAX_ENTRIES, READ_MAX_BYTES, logs)
@@ -335,7 +330,7 @@ class PieceLog:
 
 
 def _log_read(after: int, flat: Sequence[bytes]) -> LogRead:
-    """Read the reply of jobs/read_pieces.lua for one log behind an index."""
+    """Read the reply of pieces/read_pieces.lua for one log behind an index."""
     lost, run, *rest = flat
     values = iter(rest)
     entries = [

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import redis.asyncio
@@ -188,7 +189,8 @@ class Subscription:
             except Exception:
                 # The other parts go on; this one reads what it may have missed.
                 logger.exception("a publication on %s failed", channel)
-                self._on_reconnect.get(on_message, _nothing)()
+                if on_message in self._on_reconnect:
+                    self._on_reconnect[on_message]()
 
     def _confirm(self, channel: str) -> None:
         unconfirmed = self._unconfirmed.get(channel)
@@ -205,15 +207,9 @@ class Subscription:
         self._unconfirmed.clear()
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
+@dataclass(slots=True)
 class _Unconfirmed:
     """A channel whose confirmations are due."""
 
-    __slots__ = ("count", "over")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.over = asyncio.Event()
+    count: int = 0
+    over: asyncio.Event = field(default_factory=asyncio.Event)

@@ -12,21 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Collection
-from functools import cached_property
-from typing import Final, Self
+from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 import msgspec
 
 from headrace.jobs.job import NO_WAIT, Job, State, read_batch, stored_result
+from headrace.queue.asyncio_tasks import RunningTasks
 from headrace.queue.following.subscription import Subscription
 from headrace.redis import keys
 from headrace.redis.fields import JobField
 
 logger = logging.getLogger(__name__)
 
-#: Several times faster than State(letter); used once for each job.
-_STATES: Final = {state.value: state for state in State}
 #: How long a wait for any job waits for its subscription; then it reads the record.
 SUBSCRIBE_MAX_S: Final = 1.0
 
@@ -71,7 +69,7 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
             id=self.id,
             model=model,
             version=self.version,
-            state=_STATES[self.state],
+            state=State(self.state),
             created_us=created_us,
             started_us=int(self.started_us or 0),
             ended_us=int(self.ended_us or 0),
@@ -95,59 +93,26 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
 _ROWS: Final = msgspec.msgpack.Decoder(list[EndedJob])
 
 
-def read_ended(data: bytes) -> list[EndedJob]:
-    """Read one publication.
-
-    Raises:
-        msgspec.MsgspecError: it cannot be read.
-    """
-    return _ROWS.decode(data)
-
-
 class JobWaiter:
-    """One request that waits for one job. Inside its context its `Waiters` can wake it.
+    """One request that waits for one job.
 
     An id names another job once a record is gone, perhaps of another API key. So only an end after
     the job's creation counts, and of several the first.
     """
 
-    __slots__ = ("_created_us", "_ended", "_future", "_loop", "_table", "_woken", "job_id")
+    __slots__ = ("_created_us", "_ended", "_event", "job_id")
 
-    def __init__(
-        self,
-        job_id: str,
-        loop: asyncio.AbstractEventLoop,
-        table: dict[str, list[JobWaiter]] | None = None,
-    ) -> None:
+    def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self._table = table
-        self._loop = loop
-        self._woken = False
-        self._future: asyncio.Future[None] | None = None
+        self._event = asyncio.Event()
         self._ended: EndedJob | None = None
         self._created_us = 0
-
-    def __enter__(self) -> Self:
-        if self._table is not None:
-            # Several requests may wait for the same id.
-            self._table.setdefault(self.job_id, []).append(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._table is not None:
-            waiters = self._table[self.job_id]
-            waiters.remove(self)
-            if not waiters:
-                del self._table[self.job_id]
 
     def wake(self, ended: EndedJob | None = None) -> None:
         """Wake the request, with how the job ended, or None to make it read the record."""
         if ended is not None and self._ended is None and ended.at_us >= self._created_us:
             self._ended = ended
-        self._woken = True
-        future = self._future
-        if future is not None and not future.done():
-            future.set_result(None)
+        self._event.set()
 
     def submitted(self, created_us: int) -> None:
         """Note when the job was created; it may have ended by now."""
@@ -163,11 +128,8 @@ class JobWaiter:
 
     async def woken(self) -> EndedJob | None:
         """Wait for the next `wake`; return how the job ended, if that is known."""
-        if not self._woken:
-            self._future = self._loop.create_future()
-            await self._future
-            self._future = None
-        self._woken = False
+        await self._event.wait()
+        self._event.clear()
         return self._ended
 
 
@@ -180,7 +142,6 @@ class Waiters:
     """The waiters of one API process.
 
     Args:
-        subscription: that of this process.
         api_id: the id of this process; jobs carry it in their records.
 
     Attributes:
@@ -190,18 +151,13 @@ class Waiters:
     def __init__(self, subscription: Subscription, api_id: str) -> None:
         self.api_id = api_id
         self.dismissed = asyncio.Event()
-        self._own: dict[str, list[JobWaiter]] = {}
+        self._own: dict[str, set[JobWaiter]] = {}
         self._others: dict[str, set[JobWaiter]] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._leaving = RunningTasks()
         self._subscription = subscription
         subscription.add(
             self._read_publication, keys.done_channel(api_id), on_reconnect=self.wake_all
         )
-
-    @cached_property
-    def _loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of this process; on Python 3.11 asking for it is a system call each time."""
-        return asyncio.get_running_loop()
 
     @property
     def closing(self) -> bool:
@@ -229,17 +185,26 @@ class Waiters:
         for task in self._leaving:
             task.cancel()
 
-    def own(self, job_id: str) -> JobWaiter:
+    @contextlib.contextmanager
+    def own(self, job_id: str) -> Iterator[JobWaiter]:
         """Wait for a job that is about to be submitted with this process as its waiter."""
-        waiter = JobWaiter(job_id, self._loop, self._own)
+        waiter = JobWaiter(job_id)
         if self.closing:
             waiter.wake()
-        return waiter
+        # Several requests may wait for the same id.
+        waiters = self._own.setdefault(job_id, set())
+        waiters.add(waiter)
+        try:
+            yield waiter
+        finally:
+            waiters.discard(waiter)
+            if not waiters:
+                del self._own[job_id]
 
     @contextlib.asynccontextmanager
     async def foreign(self, job_id: str) -> AsyncIterator[JobWaiter]:
         """Wait for any job; it is subscribed to on entry, so read the record inside, then wait."""
-        waiter = JobWaiter(job_id, self._loop)
+        waiter = JobWaiter(job_id)
         if self.closing:
             waiter.wake()
         channels = _channels(job_id)
@@ -256,9 +221,7 @@ class Waiters:
             if not waiters and self._others.get(job_id) is waiters:
                 del self._others[job_id]
                 # After the answer, for which the caller now has everything.
-                leaving = asyncio.create_task(self._leave(job_id))
-                self._leaving.add(leaving)
-                leaving.add_done_callback(self._leaving.discard)
+                self._leaving.begin(self._leave(job_id))
 
     async def _leave(self, job_id: str) -> None:
         if job_id not in self._others:
@@ -270,7 +233,7 @@ class Waiters:
                 waiter.wake()
             return
         try:
-            rows = read_ended(data)
+            rows = _ROWS.decode(data)
         except msgspec.MsgspecError as error:
             logger.warning("unreadable publication, every waiter reads its record: %s", error)
             self.wake_all()
@@ -284,5 +247,5 @@ class Waiters:
         for waiter in [waiter for waiters in self._waiting() for waiter in waiters]:
             waiter.wake()
 
-    def _waiting(self) -> list[Collection[JobWaiter]]:
+    def _waiting(self) -> list[set[JobWaiter]]:
         return [*self._own.values(), *self._others.values()]

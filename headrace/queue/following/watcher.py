@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
 
 from headrace.errors import BrokerError
-from headrace.jobs.job import NEXT_PLACE, Job, State, not_begun, read_progress
-from headrace.jobs.progress import Progress
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.jobs.job import Job, job_from_record
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
+from headrace.redis.fields import JobField
 from headrace.redis.scripts import pages_of
 
 logger = logging.getLogger(__name__)
@@ -35,70 +36,29 @@ GATHER_S: Final = 0.05
 READ_MAX_JOBS: Final = 256
 
 
-class JobStatus(NamedTuple):
-    """The status of a job. Times are microseconds of Redis' clock; 0 for not yet.
+#: The fields of a row of records/watch.lua, but for the place, which is before the progress.
+_ROW: Final = (
+    JobField.STATE, JobField.ATTEMPTS, JobField.TOKEN, JobField.STARTED, JobField.ENDED,
+    JobField.PROGRESS, JobField.STAGES, JobField.ERROR, JobField.CREATED,
+)  # fmt: skip
+_PLACE_AT: Final = _ROW.index(JobField.PROGRESS)
 
-    Attributes:
-        place: its place in the queue; 0 if it does not wait there.
-        due_us: when it joins its queue, while it is scheduled.
-        mark: differs between two reports of progress under the same token.
-        error_json: how its last try ended, while it is scheduled.
-        created_us: when it was created: a later job under its id has another time.
+
+def read_status(job_id: str, row: Any) -> Job | None:
+    """Read a job's row in the reply of records/watch.lua; None if the job is unknown.
+
+    The job has the fields of its status alone, and an error only while it is scheduled.
     """
-
-    state: State
-    attempts: int
-    token: str
-    started_us: int
-    ended_us: int
-    place: int
-    due_us: int
-    mark: str
-    progress: Progress | None
-    error_json: str
-    created_us: int
-
-
-def status_of(job: Job) -> JobStatus:
-    """Return the status of a job whose record was read."""
-    return JobStatus(
-        job.state,
-        job.attempts,
-        job.token,
-        job.started_us,
-        job.ended_us,
-        job.place,
-        job.due_us,
-        job.progress_mark,
-        job.progress,
-        job.error_json if job.state is State.SCHEDULED else "",
-        job.created_us,
-    )
-
-
-def read_status(row: Any) -> JobStatus | None:
-    """Read a job's row in the reply of jobs/watch.lua; None if the job is unknown."""
     if not isinstance(row, list):
         return None
-    values: list[Any] = [
-        value if isinstance(value, int) else value.decode("utf-8", "replace") for value in row
-    ]
-    letter, attempts, token, started, ended, place, reported, stages, error, created = values
-    leased, started_us = State(letter), int(started or 0)
-    state, times = not_begun(leased, int(attempts or 0), started_us)
-    if state is not leased:
-        place = NEXT_PLACE
-    scheduled = state is State.SCHEDULED
-    mark, progress = read_progress(token, reported, stages) if reported or stages else ("", None)
-    return JobStatus(
-        state, times, token, started_us, int(ended or 0),
-        0 if scheduled else place, place if scheduled else 0, mark, progress, error,
-        int(created or 0),
-    )  # fmt: skip
+    place = row.pop(_PLACE_AT)
+    pairs = zip(_ROW, row, strict=True)
+    record = {name: value.decode("utf-8", "replace") for name, value in pairs if value}
+    return job_from_record(job_id, record, place=place)
 
 
 class JobWatch:
-    """One client that watches one job. Inside its context its `JobWatcher` updates it.
+    """One client that watches one job.
 
     Attributes:
         created_us: when the job was created: a record of another time is that of a later job.
@@ -106,24 +66,15 @@ class JobWatch:
         unknown: the job does not exist any more.
     """
 
-    __slots__ = ("_event", "_watcher", "created_us", "job_id", "status", "unknown")
+    __slots__ = ("_event", "created_us", "status", "unknown")
 
-    def __init__(self, watcher: JobWatcher, job: Job) -> None:
-        self.job_id = job.id
+    def __init__(self, job: Job) -> None:
         self.created_us = job.created_us
-        self.status: JobStatus | None = None
+        self.status: Job | None = None
         self.unknown = False
-        self._watcher = watcher
         self._event = asyncio.Event()
 
-    def __enter__(self) -> Self:
-        self._watcher.add(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._watcher.remove(self)
-
-    def update(self, status: JobStatus | None) -> None:
+    def update(self, status: Job | None) -> None:
         """Set the status that was read, and wake the client if it has changed."""
         if status != self.status or (status is None) != self.unknown:
             self.status, self.unknown = status, status is None
@@ -153,7 +104,8 @@ class JobWatcher:
         self._changed: set[str] = set()
         self._stir = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
-        self._subscribing: set[asyncio.Task[None]] = set()
+        # Each writes before it waits, so that the order is kept.
+        self._subscribing = RunningTasks()
 
     @property
     def count(self) -> int:
@@ -172,40 +124,29 @@ class JobWatcher:
         tasks = [*self._subscribing, *([self._reader] if self._reader is not None else [])]
         await cancel_and_wait(*tasks)
 
-    def watch(self, job: Job) -> JobWatch:
-        """Return a context within which a job is watched."""
-        return JobWatch(self, job)
-
-    def add(self, watch: JobWatch) -> None:
-        """Begin a watch."""
+    @contextmanager
+    def watch(self, job: Job) -> Iterator[JobWatch]:
+        """Watch a job: within this context its watch is updated."""
         if self._reader is None:
             # It begins with the first watch, and lasts until the process stops.
             self._reader = asyncio.create_task(self._read_on())
-        known = self._watches.setdefault(watch.job_id, set())
-        known.add(watch)
-        if len(known) == 1:
-            self._in_background(
-                self._subscription.subscribe(self._read_publication, *_channels(watch.job_id))
-            )
+        watch, channels = JobWatch(job), (keys.progress_channel(job.id), keys.meta(job.id))
+        watches = self._watches.setdefault(job.id, set())
+        watches.add(watch)
+        if len(watches) == 1:
+            self._subscribing.begin(self._subscription.subscribe(self._read_publication, *channels))
         # A change since the record was read is not published again.
-        self._note_change(watch.job_id)
-
-    def remove(self, watch: JobWatch) -> None:
-        """End a watch."""
-        known = self._watches[watch.job_id]
-        known.discard(watch)
-        if not known:
-            del self._watches[watch.job_id]
-            self._changed.discard(watch.job_id)
-            self._in_background(
-                self._subscription.unsubscribe(self._read_publication, *_channels(watch.job_id))
-            )
-
-    def _in_background(self, call: Coroutine[Any, Any, None]) -> None:
-        # Tasks run in the order of their creation, and each writes before it waits.
-        task = asyncio.create_task(call)
-        self._subscribing.add(task)
-        task.add_done_callback(self._subscribing.discard)
+        self._note_change(job.id)
+        try:
+            yield watch
+        finally:
+            watches.discard(watch)
+            if not watches:
+                del self._watches[job.id]
+                self._changed.discard(job.id)
+                self._subscribing.begin(
+                    self._subscription.unsubscribe(self._read_publication, *channels)
+                )
 
     def _all(self) -> Iterator[JobWatch]:
         return (watch for watches in list(self._watches.values()) for watch in list(watches))
@@ -250,7 +191,7 @@ class JobWatcher:
     async def _read(self, ids: Sequence[str]) -> None:
         for page in pages_of(ids, READ_MAX_JOBS):
             for job_id, row in zip(page, await self._queue.watched(page), strict=True):
-                status = read_status(row)
+                status = read_status(job_id, row)
                 for watch in list(self._watches.get(job_id, ())):
                     same = status is not None and status.created_us == watch.created_us
                     watch.update(status if same else None)
@@ -259,7 +200,3 @@ class JobWatcher:
         for prefix in (keys.progress_channel, keys.meta):
             if channel.startswith(prefix):
                 self._note_change(channel.removeprefix(prefix))
-
-
-def _channels(job_id: str) -> tuple[str, str]:
-    return keys.progress_channel(job_id), keys.meta(job_id)

@@ -1,9 +1,9 @@
 """The Lua scripts, and the commands that call them. Independent of connections.
 
 A script is named by its file: `jobs/claim` is `jobs/claim.lua`. The head of the file lists ARGV and
-the reply. jobs.py and queues.py build the calls of their folders and read the replies. Callers
-import them as `job_scripts` and `queue_scripts`. A script of another folder has one caller, which
-calls `script(name).call`.
+the reply. jobs.py and queues.py build the calls of scripts that have several callers or many
+arguments, and read their replies. Callers import them as `job_scripts` and `queue_scripts`. Any
+other script has one caller, which calls `script(name).call`.
 
 A key is written as `keys.job`, and its value in headrace/redis/keys.py replaces it. Redis receives
 `lib/keys.lua` and `lib/common.lua` first. Then come the files of `lib/` that the script's first
@@ -45,9 +45,13 @@ class Script:
     source: str
     sha: str
 
-    def call(self, keys: Sequence[str], *args: Arg) -> Command:
+    def call(self, names: Sequence[str], *args: Arg) -> Command:
         """Return the EVALSHA command for these KEYS and ARGV."""
-        return ("EVALSHA", self.sha, len(keys), *keys, *args)
+        return ("EVALSHA", self.sha, len(names), *names, *args)
+
+    def on(self, queue: str, *args: Arg) -> Command:
+        """Return the command for the keys of a queue; its name is the first of ARGV."""
+        return self.call(keys.queue_keys(queue), queue, *args)
 
     def load_command(self) -> Command:
         """Return the command that loads the script into a server."""
@@ -71,12 +75,7 @@ class ScriptFolder:
     All are read when it is built: after an upgrade a running process must not send the scripts of
     the next version.
 
-    Attributes:
-        names: of the scripts.
-        script: returns the script of one of these names.
-
     Args:
-        package: the package's name.
         own_keys: a module with keys besides those of headrace/redis/keys.py, under other names.
     """
 

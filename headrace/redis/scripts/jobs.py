@@ -142,7 +142,6 @@ def submit_run(
     """Return how a run of similar jobs begins in the arguments of `submit`.
 
     Args:
-        max_depth: how many jobs the queue may hold.
         delay_us: after how long the jobs join the queue.
         expires_us: in how long they must have started; 0 for no limit.
         listed: whether they are in the index of their model.
@@ -196,10 +195,8 @@ def claim(
     """Lease jobs of a queue, the best priority first.
 
     Args:
-        model: the model that its jobs must be for.
         version: of the caller's model; the records of the jobs then name it.
         rooms: for each priority step, how many jobs there may be when jobs of it are taken.
-        lease_us: how long the leases last.
         owner: this incarnation of the worker.
         result_ttl_s: how long the result of a refused job, or of one without a record, is kept.
         job_index_max: as for `submit`.
@@ -207,8 +204,8 @@ def claim(
         max_bytes: the most bytes of messages, unless the first alone is larger.
         failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
-    return script("jobs/claim").call(
-        keys.queue_keys(queue), queue, model, version, rooms[0], max_bytes, lease_us, owner,
+    return script("jobs/claim").on(
+        queue, model, version, rooms[0], max_bytes, lease_us, owner,
         keys.TASK_NAME, result_ttl_s, job_index_max, *rooms[1:], yield_us,
         failures_kept,
     )  # fmt: skip
@@ -218,7 +215,6 @@ class ClaimReply:
     """The reply of jobs/claim.lua.
 
     Attributes:
-        now_us: Redis' time.
         waiting: how many jobs are left in the list of each priority step; the first is -1 if the
             queue is paused.
         refused: how many messages were no jobs, and are dead letters now.
@@ -238,13 +234,11 @@ class Settlement(NamedTuple):
     """How one job ends, as jobs/settle.lua takes it.
 
     Attributes:
-        token: the fencing token of its claim.
         state: the letter of its new state.
         meta: its Celery result as JSON; empty for none.
         batch: how many jobs ran together.
         timings: the record's `tm`.
         extra: one more field of the record; "" for none.
-        ttl: seconds for which the result is kept; "" for the TTL in the record.
         retry_us: after how many us it is tried again; "" if it ends, DEAD if its message also
             goes to the dead letters.
         started: when it began, in us; "" if it has not begun.
@@ -260,7 +254,6 @@ class Settlement(NamedTuple):
     timings: str
     extra: str
     value: Arg
-    ttl: str
     retry_us: str
     started: str = ""
     device_wait: str = "0.0"
@@ -281,9 +274,8 @@ def settle(
         version: of the model that ran them; it is published with their ends.
         failures_kept: `Settings.failures_kept`; "" keeps no failures.
     """
-    return script("jobs/settle").call(
-        keys.queue_keys(queue), queue, version, failures_kept, *chain.from_iterable(settlements)
-    )
+    ended = chain.from_iterable(settlements)
+    return script("jobs/settle").on(queue, version, failures_kept, *ended)
 
 
 def move(queue: str, version: str, jobs: Iterable[Leased]) -> Command:
@@ -291,27 +283,12 @@ def move(queue: str, version: str, jobs: Iterable[Leased]) -> Command:
 
     The reply has one word per job: `moved`, `cancelled`, `gone` or `fenced`.
     """
-    return script("jobs/move").call(keys.queue_keys(queue), queue, version, *_pairs(jobs))
+    return script("jobs/move").on(queue, version, *_pairs(jobs))
 
 
 def renew(queue: str, lease_us: int, jobs: Iterable[Leased]) -> Command:
     """Renew leases; the reply has RENEWED, CANCEL_REQUESTED or FENCED per job."""
     return script("jobs/renew").call(keys.queue_keys(queue), lease_us, *_pairs(jobs))
-
-
-def isolate(job: Leased, scope: str, host: str) -> Command:
-    """Mark that a job begins to run isolated; the reply is FENCED or ISOLATED to HOST_TAKEN.
-
-    Args:
-        scope: IN_PROCESS, RESERVED, IN_WORKER or IN_EITHER; ISOLATION_ENDS removes the mark.
-        host: the name of this host; workers that can be lost together have the same.
-    """
-    return script("jobs/isolate").call([], job.id, job.token, scope, host)
-
-
-def held_message(queue: str, job: Leased) -> Command:
-    """Read the message of a job that this worker has leased; the reply is None without one."""
-    return ("HGET", keys.held(queue), job.id)
 
 
 def release(
@@ -333,14 +310,11 @@ def release(
         losses: how many charged crashes a job survives and the bounds of the wait after one, in
             us: "max base most". `Settings.failures_kept` may follow, after a space.
         how: how the model process ended, without quotes and backslashes.
-        traceback: its stacks.
         runs: how the attempts of these jobs ran, by token, as far as it is known.
     """
     known = runs or {}
     rows = [value for job in jobs for value in (job.id, job.token, *known.get(job.token, UNKNOWN))]
-    return script("jobs/release").call(
-        keys.queue_keys(queue), queue, mode, losses, how, traceback, *rows
-    )
+    return script("jobs/release").on(queue, mode, losses, how, traceback, *rows)
 
 
 def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) -> Command:
@@ -348,9 +322,7 @@ def release_owner(queue: str, mode: str, losses: str, owner: str, *kept: str) ->
 
     The reply is how many jobs were released. For `mode` and `losses` see `release`.
     """
-    return script("jobs/release_owner").call(
-        keys.queue_keys(queue), queue, mode, losses, owner, *kept
-    )
+    return script("jobs/release_owner").on(queue, mode, losses, owner, *kept)
 
 
 def expire(max_jobs: int = EXPIRE_MAX_JOBS) -> Command:
@@ -411,11 +383,6 @@ def read_cancel_notices(message: bytes) -> list[CancelNotice]:
     return [CancelNotice(*row) for row in zip(*[values] * _NOTICE_ROW, strict=True)]
 
 
-def progress(jobs: Iterable[tuple[str, str, bytes]]) -> Command:
-    """Record the progress of leased jobs: id, token, and "number JSON" of each."""
-    return script("records/progress").call([], *(value for job in jobs for value in job))
-
-
 def append_pieces(
     model: str, rows: Iterable[tuple[str, str, int, int, int, bytes, bytes]]
 ) -> Command:
@@ -437,11 +404,6 @@ def read_pieces(most: int, most_bytes: int, logs: Iterable[tuple[str, int, str]]
     )
 
 
-def read_log(job_id: str, after: int, most: int) -> Command:
-    """Read so many entries of a log behind an index at most; `read_entries` reads the reply."""
-    return ("XRANGE", keys.pieces(job_id), f"{after + 1}-0", "+", "COUNT", most)
-
-
 def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
     """Return the entries of a log: index of the last piece, JSON of pieces and of tokens."""
     entries = []
@@ -450,48 +412,3 @@ def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
         last = int(name.partition(b"-")[0])
         entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
     return entries
-
-
-def start(jobs: Iterable[tuple[str, str, str]]) -> Command:
-    """Note that leased jobs have begun to run: id, token, and when in us, of each."""
-    return script("jobs/start").call([], *chain.from_iterable(jobs))
-
-
-def canvas_begin(job_id: str, token: str) -> Command:
-    """Begin to send a job's callbacks; the reply is FENCED, SEND_CALLBACKS or CANCELLED."""
-    return script("jobs/canvas_begin").call([], job_id, token)
-
-
-def view(ids: Iterable[str], *, results: bool) -> Command:
-    """Read jobs; the reply has one row per job, for `read_view`."""
-    return script("records/view").call([], int(results), *ids)
-
-
-def read_view(row: Any) -> tuple[dict[str, str], str, int] | None:
-    """Return a job's record, its Celery result, and its place or due time; None if unknown."""
-    if not isinstance(row, list):
-        return None
-    flat, meta, place = row
-    text = [value.decode("utf-8", "replace") for value in flat]
-    record = dict(zip(text[::2], text[1::2], strict=True))
-    return record, meta.decode("utf-8", "replace"), int(place)
-
-
-def watch(ids: Iterable[str]) -> Command:
-    """Read the state of jobs; the reply has one row per job, which queue/watcher.py reads."""
-    return script("records/watch").call([], *ids)
-
-
-def outcomes(ids: Iterable[str], owner: str | None) -> Command:
-    """Read how jobs have ended; `owner` is the API key whose jobs are known, None for all."""
-    return script("records/outcomes").call([], owner or "", *ids)
-
-
-def delete(ids: Iterable[str], owner: str | None) -> Command:
-    """Delete jobs that have ended; the reply is [how many]. `owner` is as for `outcomes`."""
-    return script("records/delete").call([], owner or "", *ids)
-
-
-def listen(job_id: str) -> Command:
-    """Let the end of a quiet job be published."""
-    return script("records/listen").call([], job_id)

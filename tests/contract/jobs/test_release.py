@@ -18,7 +18,6 @@ from headrace.redis.scripts.jobs import (
     ISOLATION_ENDS,
     RESERVED,
     Run,
-    held_message,
 )
 from tests.harness.clients.script_calls import MAX_CRASHES, Job, Queue
 
@@ -343,7 +342,6 @@ def test_a_job_whose_worker_is_lost_again_and_again_is_withheld_and_then_charged
         claimed = queue.claim(owner="w").jobs
         assert [job.alone for job in claimed] == ["3"] * 2
         assert [job.raw for job in claimed] == [b""] * 2
-        assert queue.send(held_message(queue.name, claimed[1])) == queue.held()[bad]
         assert queue.isolate(claimed[1], RESERVED) == EXCLUSIVE
         assert queue.isolate(claimed[1], IN_WORKER) == EXCLUSIVE
         assert queue.record(bad).get("k", "0") == str(charged)

@@ -9,8 +9,6 @@ import pytest
 
 from headrace.jobs.job import Job as JobRead
 from headrace.jobs.job import State
-from headrace.queue.following.watcher import read_status, status_of
-from headrace.queue.job_queue import _job
 from headrace.redis import keys
 from headrace.schema.serialization import job_object
 from tests.harness.clients.script_calls import STARTED, Leased, Queue
@@ -21,10 +19,7 @@ pytestmark = pytest.mark.leaves_keys
 
 def read(queue: Queue, job_id: str) -> JobRead:
     """The job, which a look at it alone and its whole record tell alike."""
-    (row,), (whole,) = queue.watch(job_id), queue.view(job_id)
-    found, job = read_status(row), _job(job_id, whole)
-    assert job is not None
-    assert found == status_of(job)
+    _, job = queue.seen(job_id)
     return job
 
 

@@ -39,7 +39,7 @@ def test_a_record_that_does_not_say_how_long_is_kept_a_day_from_any_end(queue: Q
     assert queue.cancel(asked.id, waiting.id) == ["asked", "removed"]
     assert queue.purge()[0] == 1
     assert queue.settle(first, extra=("r", "1"), meta="") + queue.settle(third) == [1, 3]
-    assert queue.settle(second, state="f", extra=("e", "{}"), ttl="") == [1]
+    assert queue.settle(second, state="f", extra=("e", "{}")) == [1]
     kept = {job.id: queue.client.ttl(keys.job(job.id)) for job in (late, *jobs)}
     assert all(keys.DEFAULT_TTL_S - 60 < ttl <= keys.DEFAULT_TTL_S for ttl in kept.values()), kept
     states = [queue.record(job.id)["s"] for job in (ended, failed, asked, waiting, purged, late)]

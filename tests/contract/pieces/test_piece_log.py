@@ -143,7 +143,7 @@ def test_a_log_is_deleted_with_its_job(queue: Queue) -> None:
     leased = queue.claim_one()
     append(queue, leased, 1, 1, '["a"]')
     queue.settle(leased)
-    assert queue.send(job_scripts.delete([job_id], None)) == [1]
+    assert queue.call("records/delete", [], "", job_id) == [1]
     assert not client.exists(keys.pieces(job_id))
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
 from tests.harness.clients.script_calls import Job, Leased, Queue, foreign
 
@@ -222,7 +221,7 @@ def test_a_dead_letter_is_retried_once_from_either_side(failing: Queue) -> None:
 
 def test_a_deleted_job_leaves_the_failures(failing: Queue) -> None:
     job_id = failed(failing)
-    assert failing.send(job_scripts.delete([job_id], None)) == [1]
+    assert failing.call("records/delete", [], "", job_id) == [1]
     assert failing.failures() == {}
     assert message(failing, job_id) is None
 

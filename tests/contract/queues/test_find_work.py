@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from headrace.redis import keys
-from headrace.redis.scripts import queues as queue_scripts
 from tests.harness.clients.script_calls import Queue
 
 pytestmark = pytest.mark.leaves_keys
@@ -18,7 +17,7 @@ def found(queue: Queue, *others: str, reap_until: int = ALWAYS) -> list[str]:
     # Many empty queues make several groups.
     empty = [keys.queue_name(f"empty{n}") for n in range(40)]
     names = [*empty[:17], queue.name, *empty[17:], *others]
-    now, *rest = queue.send(queue_scripts.find_work(" ".join(names), reap_until))
+    now, *rest = queue.call("queues/find_work", [], reap_until, " ".join(names))
     assert int(now) > 0
     return [name.decode() for name in rest]
 

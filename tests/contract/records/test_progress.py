@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from headrace.jobs.job import Job as JobRead
 from headrace.jobs.job import State
 from headrace.jobs.progress import Progress
-from headrace.queue.following.watcher import JobStatus, read_status, status_of
-from headrace.queue.job_queue import _job
+from headrace.queue.following.watcher import read_status
 from headrace.redis import keys
 from tests.harness.clients.script_calls import Job, Leased, Queue
 from tests.harness.wait import wait_until
@@ -17,13 +17,9 @@ from tests.harness.wait import wait_until
 HALF = '{"fraction":0.5}'
 
 
-def status(queue: Queue, job_id: str) -> JobStatus:
+def status(queue: Queue, job_id: str) -> JobRead:
     """How a job stands, which a look at it alone and its whole record tell alike."""
-    (row,), (whole,) = queue.watch(job_id), queue.view(job_id)
-    found, job = read_status(row), _job(job_id, whole)
-    assert found is not None
-    assert job is not None
-    assert found == status_of(job)
+    found, _ = queue.seen(job_id)
     return found
 
 
@@ -35,7 +31,7 @@ def test_it_stands_in_the_record_while_the_job_runs(queue: Queue) -> None:
     assert status(queue, job_id).progress == Progress(0.5)
     assert queue.progress(leased, '2 {"fraction":null,"message":"nearly"}') == 1
     found = status(queue, job_id)
-    assert (found.progress, found.mark) == (Progress(None, message="nearly"), "2")
+    assert (found.progress, found.progress_mark) == (Progress(None, message="nearly"), "2")
     assert queue.settle(leased) == [1]
     assert status(queue, job_id).progress is None
     assert queue.progress(leased, f"3 {HALF}") == 0
@@ -87,7 +83,7 @@ def test_only_a_poke_is_published(queue: Queue) -> None:
 def test_a_look_tells_places_and_times_as_the_record_does(queue: Queue) -> None:
     ids = queue.submit(Job(step=3), Job(), Job(delay_us=10**9), Job())
     assert ids is not None
-    rows = [read_status(row) for row in queue.watch(*_ids(queue), "nobody")]
+    rows = [read_status("", row) for row in queue.watch(*_ids(queue), "nobody")]
     assert rows[-1] is None
     known = [row for row in rows if row is not None]
     assert {row.state for row in known} == {State.QUEUED, State.SCHEDULED}
@@ -106,7 +102,7 @@ def test_a_record_of_the_wrong_type_hinders_no_neighbour(queue: Queue) -> None:
     job_id = queue.submit_one()
     odd, good = queue.watch("odd", job_id)
     assert odd == 0
-    assert read_status(good) is not None
+    assert read_status(job_id, good) is not None
     leased = queue.claim_one()
     assert (
         queue.call("records/progress", [], "odd", "1", "1 {}", leased.id, leased.token, "1 {}") == 1

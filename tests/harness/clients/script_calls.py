@@ -14,7 +14,10 @@ import redis
 from redis.exceptions import OutOfMemoryError
 
 from headrace.jobs.ids import new_id
+from headrace.jobs.job import Job as JobRead
 from headrace.jobs.message import InputSource
+from headrace.queue.following.watcher import read_status
+from headrace.queue.job_queue import _job
 from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import Arg, Command, script
@@ -26,6 +29,11 @@ from tests.harness.clients.messages import write_message
 LEASE_US = 60_000_000
 MAX_CRASHES = 3
 TTL_S = 3600
+#: What the status of a job has.
+STATUS = (
+    "state", "attempts", "token", "started_us", "ended_us", "place", "due_us", "progress",
+    "progress_mark", "created_us",
+)  # fmt: skip
 #: When jobs began that were started or settled here, in us.
 STARTED = "1795000000000000"
 SUCCESS = '{"status": "SUCCESS", "result": 1, "traceback": null, "children": []}'
@@ -231,7 +239,7 @@ class Queue:
     def arrange(self, count: int, most: tuple[int, int, int] | None = None) -> tuple[int, int]:
         """Bring the next jobs to the heads of their lists: how many were chosen, and moved."""
         rooms = (count, *(most or (count,) * 3))
-        chosen, moved = self.send(queue_scripts.arrange(self.name, rooms))
+        chosen, moved = self.call("queues/arrange", self.keys, self.name, *rooms)
         return int(chosen), int(moved)
 
     def tokens(self) -> int:
@@ -254,7 +262,6 @@ class Queue:
         state: str = "s",
         meta: str = SUCCESS,
         extra: tuple[str, str] = ("", ""),
-        ttl: str = "",
         retry_us: str = "",
         used: str = "",
     ) -> list[int]:
@@ -269,7 +276,6 @@ class Queue:
                 len(jobs),
                 timings,
                 *extra,
-                ttl,
                 retry_us,
                 started,
                 "6.0",
@@ -288,14 +294,14 @@ class Queue:
 
     def start(self, *jobs: Leased) -> int:
         """Note that jobs have begun; return how many were noted."""
-        rows = [(job.id, job.token, STARTED) for job in jobs]
-        return int(self.send(job_scripts.start(rows)))
+        rows = [value for job in jobs for value in (job.id, job.token, STARTED)]
+        return int(self.call("jobs/start", [], *rows))
 
     def renew(self, *jobs: Leased, lease_us: int = LEASE_US) -> list[int]:
         return [int(code) for code in self.send(job_scripts.renew(self.name, lease_us, jobs))]
 
     def isolate(self, job: Leased, scope: str, host: str = "here") -> int:
-        return int(self.send(job_scripts.isolate(job, scope, host)))
+        return int(self.call("jobs/isolate", [], job.id, job.token, scope, host))
 
     def release(
         self,
@@ -340,16 +346,16 @@ class Queue:
         return told
 
     def follow(self, leased: Leased) -> int:
-        return int(self.send(job_scripts.canvas_begin(leased.id, leased.token)))
+        return int(self.call("jobs/canvas_begin", [], leased.id, leased.token))
 
     def purge(self, limit: int = 500) -> tuple[int, int, int]:
         """Jobs cancelled, messages removed, messages left."""
-        cancelled, removed, left = map(int, self.send(queue_scripts.purge(self.name, limit)))
+        cancelled, removed, left = map(int, self.call("queues/purge", self.keys, self.name, limit))
         return cancelled, removed, left
 
     def requeue(self, *names: str) -> list[str]:
         return job_scripts.read_words(
-            self.send(queue_scripts.requeue_dead_letters(self.name, names))
+            self.call("queues/requeue_dead_letters", self.keys, self.name, *names)
         )
 
     def failures(self) -> dict[str, int]:
@@ -358,16 +364,17 @@ class Queue:
         return {entry.decode(): int(at) for entry, at in stored}
 
     def retry(self, *entries: str) -> list[str]:
-        return job_scripts.read_words(self.send(queue_scripts.retry_failures(self.name, entries)))
+        words = self.call("queues/retry_failures", self.keys, self.name, *entries)
+        return job_scripts.read_words(words)
 
     def purge_dead_letters(self, *names: str) -> int:
-        return int(self.send(queue_scripts.purge_dead_letters(self.name, names)))
+        return int(self.call("queues/purge_dead_letters", self.keys, self.name, *names))
 
     def listen(self, job_id: str) -> int:
-        return int(self.send(job_scripts.listen(job_id))[0])
+        return int(self.call("records/listen", [], job_id)[0])
 
     def outcomes(self, *ids: str) -> list[Any]:
-        return list(self.send(job_scripts.outcomes(ids, None)))
+        return list(self.call("records/outcomes", [], "", *ids))
 
     def cancel(self, *ids: str, remember_s: int = 0) -> list[str]:
         return job_scripts.read_words(self.send(job_scripts.cancel(ids, remember_s=remember_s)))
@@ -383,13 +390,23 @@ class Queue:
         return self.cancel(*ids)
 
     def view(self, *ids: str, results: bool = True) -> list[Any]:
-        return list(self.send(job_scripts.view(ids, results=results)))
+        return list(self.call("records/view", [], int(results), *ids))
 
     def watch(self, *ids: str) -> list[Any]:
-        return list(self.send(job_scripts.watch(ids)))
+        return list(self.call("records/watch", [], *ids))
+
+    def seen(self, job_id: str) -> tuple[JobRead, JobRead]:
+        """A job as a look at its status sees it, and as its record does; both have one status."""
+        (row,), (whole,) = self.watch(job_id), self.view(job_id)
+        found, job = read_status(job_id, row), _job(job_id, whole)
+        assert found is not None
+        assert job is not None
+        for name in STATUS:
+            assert getattr(found, name) == getattr(job, name), name
+        return found, job
 
     def progress(self, job: Leased, word: str) -> int:
-        return int(self.send(job_scripts.progress([(job.id, job.token, word.encode())])))
+        return int(self.call("records/progress", [], job.id, job.token, word))
 
     def place(self, job_id: str) -> int:
         return int(self.view(job_id)[0][2])

@@ -78,9 +78,9 @@ def claim(
         result_ttl_s=86400, job_index_max=0, yield_us=0,
     )  # fmt: skip
     reply = ClaimReply(call_script(client, call))
-    began = [(row[1].decode(), row[2].decode(), str(reply.now_us)) for row in reply.jobs]
+    began = [value for row in reply.jobs for value in (row[1], row[2], reply.now_us)]
     if began:
-        call_script(client, job_scripts.start(began))
+        call_script(client, script("jobs/start").call([], *began))
     return [(decode_message(raw), token.decode()) for raw, _, token, *_ in reply.jobs]
 
 
@@ -104,7 +104,6 @@ def settle(
                 len(claimed),
                 timings,
                 *extra,
-                "",
                 "",
                 *_began(client, message.id, answer.state),
             )

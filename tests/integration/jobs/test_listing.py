@@ -128,8 +128,8 @@ def test_status_and_time_select(api: ApiServer, redis_db: RedisServer) -> None:
 def test_a_page_is_bounded_in_what_it_looks_at(
     api: ApiServer, redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listing, "STRETCH_JOBS", 10)
-    monkeypatch.setattr(listing, "PAGE_LOOK_JOBS", 40)
+    monkeypatch.setattr(listing, "CALL_JOBS", 10)
+    monkeypatch.setattr(listing, "PAGE_JOBS", 40)
     names = submit(api, 90, "echo", "tiny")
     wanted = {names[0], names[1], names[-1]}
     for job_id in wanted:

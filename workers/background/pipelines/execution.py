@@ -99,7 +99,6 @@ class PipelineExecution:
 
     Attributes:
         deadline: until when it must end, in seconds since 1970.
-        states: the state of each stage, by name.
         running: the stages' jobs that have not ended: id -> stage.
         submitted: ids of the jobs that this attempt has submitted, and no earlier attempt.
         ended: the stages' jobs that have ended: id -> stage and job.

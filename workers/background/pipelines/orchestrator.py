@@ -28,7 +28,7 @@ from headrace.queue.following.waiters import Waiters
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
-from headrace.redis.connection import SOCKET_TIMEOUT_S, connect, connect_async
+from headrace.redis.connection import connect, connect_async
 from headrace.redis.outages import MAX_S
 from headrace.redis.scripts import Arg, script
 from headrace.redis.scripts.jobs import CANCEL_REQUESTED, FENCED, read_cancel_notices
@@ -83,8 +83,7 @@ class PipelineOrchestrator:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         client = connect_async(self._url)
-        timeouts = {"socket_timeout": SOCKET_TIMEOUT_S, "socket_connect_timeout": SOCKET_TIMEOUT_S}
-        watching = connect(self._url, **timeouts)
+        watching = connect(self._url)
         self._job_queue = JobQueue(client)
         self._leases = PipelineLeases(self._job_queue, self._settings, self._owner)
         subscription = Subscription(client)

@@ -16,7 +16,7 @@ from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.payloads.store import PayloadEntry
 from headrace.payloads.stores import read_bytes, read_parts
 from headrace.redis.outages import MAX_S
-from headrace.redis.scripts.jobs import DEAD
+from headrace.redis.scripts.jobs import DEAD, Run
 from workers.background.pipelines.execution import PipelineExecution, StageFailed, about
 from workers.background.pipelines.stage_jobs import StageJobs
 from workers.background.pipelines.values import BinaryValue, StoredValue, Value, parts_of
@@ -25,10 +25,9 @@ from workers.canvas.sender import TRY_AGAIN, CanvasSender, ChordBusy, Malformed,
 from workers.jobs.settlement import (
     Settlement,
     began,
-    date_done,
     failed,
     stages,
-    stored_as,
+    stored,
     succeeded,
     timings,
 )
@@ -50,27 +49,27 @@ async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -
         HeadraceError: the result cannot be read or stored.
     """
     job, message = execution.job, execution.message
-    took, done, start = _took(execution), date_done(), began(job, job.claimed_at, 0.0)
+    run = _run(execution)
     if isinstance(value, BinaryValue):
         job.result = kombu_bytes(value.base64)
-        return succeeded(job, job.result, value.type, 1, took, done, start)
+        return succeeded(job, job.result, value.type, 1, run)
     limit = jobs.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
     if isinstance(value, StoredValue) and value.whole and value.at.length > limit:
         at = value.at
         if message.has_callbacks:
             job.result = await jobs.in_thread(read_parts, jobs.stores, [at])
         await _hand_over(jobs, execution, at.ref)
-        return stored_as(job, at.ref, at.length, at.type or JSON_TYPE, 1, took, done, start)
+        return stored(job, at.ref, at.length, at.type or JSON_TYPE, 1, run)
     if isinstance(value, StoredValue) and value.at.type:
         body = await jobs.in_thread(read_bytes, jobs.stores, value.at)
         job.result = kombu_bytes(body)
-        return succeeded(job, job.result, value.at.type, 1, took, done, start)
+        return succeeded(job, job.result, value.at.type, 1, run)
     job.result = await jobs.in_thread(read_parts, jobs.stores, parts_of(value))
     if len(job.result) <= limit or message.ignore_result:
-        return succeeded(job, job.result, "", 1, took, done, start)
+        return succeeded(job, job.result, "", 1, run)
     entry = jobs.stores.new_entry(job.id, execution.pipeline.name, "r")
     await jobs.in_thread(lambda: jobs.stores.put(entry, job.result, bounded=False))
-    return stored_as(job, entry.ref, len(job.result), JSON_TYPE, 1, took, done, start)
+    return stored(job, entry.ref, len(job.result), JSON_TYPE, 1, run)
 
 
 def failure(execution: PipelineExecution, error: StageFailed) -> Settlement:
@@ -81,8 +80,7 @@ def failure(execution: PipelineExecution, error: StageFailed) -> Settlement:
         error.message,
         traceback=error.traceback,
         batch=1,
-        timings=_took(execution),
-        began=began(execution.job, execution.job.claimed_at, 0.0),
+        run=_run(execution),
     )
     return settlement._replace(retry_us=DEAD) if error.dead else settlement
 
@@ -97,10 +95,10 @@ async def _hand_over(jobs: StageJobs, execution: PipelineExecution, ref: str) ->
             return
 
 
-def _took(execution: PipelineExecution) -> str:
+def _run(execution: PipelineExecution) -> Run:
     job = execution.job
     ran = stages([0.0, (time.monotonic() - job.claimed_at) * 1000, 0.0])
-    return timings(job, 0.0, ran)
+    return Run(*began(job, job.claimed_at, 0.0), timings(job, 0.0, ran))
 
 
 class PipelineCanvas:

@@ -24,6 +24,7 @@ from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource, PayloadRange
 from headrace.payloads.store import PayloadEntry
 from headrace.payloads.stores import THREADS, PayloadStores, read_bytes, read_parts, size_of
+from headrace.queue.asyncio_tasks import RunningTasks
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.following.waiters import JobWaiter, Waiters
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS, JobQueue
@@ -92,7 +93,7 @@ class StageJobs:
         self._settings = settings
         self._dead_letters = DeadLetters(queue)
         self._threads = ThreadPoolExecutor(THREADS, "headrace-stages")
-        self._drops: set[asyncio.Task[None]] = set()
+        self._drops = RunningTasks()
         self._save_slots = asyncio.Semaphore(SAVES_MAX)
 
     def close(self) -> None:
@@ -164,9 +165,7 @@ class StageJobs:
             )
             return
         if elsewhere:
-            task = asyncio.create_task(self._drop(*elsewhere))
-            self._drops.add(task)
-            task.add_done_callback(self._drops.discard)
+            self._drops.begin(self._drop(*elsewhere))
 
     async def _save(self, execution: PipelineExecution, *freed: str) -> bool:
         """Save the states and which results are freed; return whether it was done."""

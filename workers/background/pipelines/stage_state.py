@@ -22,15 +22,6 @@ from headrace.jobs.progress import STAGES, SavedStage
 _SUCCEEDED: Final = "succeeded"
 
 
-def ended_stages(note: bytes) -> dict[str, SavedStage]:
-    """Return the saved stages that have ended, by name; empty if the note cannot be read."""
-    try:
-        stages = STAGES.decode(note) if note else []
-    except msgspec.MsgspecError:
-        return {}
-    return {stage.name: stage for stage in stages if stage.status == _SUCCEEDED}
-
-
 @dataclass(slots=True)
 class StageState:
     """The state of a stage.
@@ -124,9 +115,14 @@ async def read_previous(
 
     `note` has the saved states of its stages; it is empty without an earlier attempt.
     """
-    saved_stages, previous, wanted = ended_stages(note), PreviousAttempt(), set(pipeline.result)
-    for stage in reversed(pipeline.stages) if saved_stages else ():
-        saved = saved_stages.get(stage.name)
+    previous, wanted = PreviousAttempt(), set(pipeline.result)
+    try:
+        stages = STAGES.decode(note) if note else []
+    except msgspec.MsgspecError:
+        stages = []
+    ended = {stage.name: stage for stage in stages if stage.status == _SUCCEEDED}
+    for stage in reversed(pipeline.stages) if ended else ():
+        saved = ended.get(stage.name)
         if saved is not None and stage.name not in wanted:
             previous.ended[stage.name] = saved
             continue

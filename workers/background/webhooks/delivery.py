@@ -27,6 +27,7 @@ from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, State, iso
 from headrace.jobs.options import ENDS
+from headrace.queue.asyncio_tasks import RunningTasks
 from headrace.queue.job_queue import JobQueue
 from headrace.queue.webhook_deliveries import (
     COUNTER,
@@ -79,7 +80,6 @@ class WebhookDeliverer:
     """Delivers the webhooks of a background worker.
 
     Args:
-        redis_url: where the deliveries are.
         resolve: replaces the system's resolver.
 
     Raises:
@@ -95,7 +95,7 @@ class WebhookDeliverer:
         self._sender = WebhookSender(settings, resolve)
         self._ready = threading.Event()
         self._throttle = EndpointThrottle()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = RunningTasks()
         self._attempt_max_s = settings.webhook_timeout_s + BODY_MAX_S
         self._loop: asyncio.AbstractEventLoop
 
@@ -169,9 +169,7 @@ class WebhookDeliverer:
                 self._throttle.leave(endpoint)
         if kept is not None:
             kept = msgspec.structs.replace(kept, body=body)
-            attempt = self._loop.create_task(self._attempt(kept, endpoint))
-            self._running.add(attempt)
-            attempt.add_done_callback(self._running.discard)
+            self._running.begin(self._attempt(kept, endpoint))
 
     async def _pending(self, task: WebhookTask, log: DeliveryLog) -> PendingDelivery | None:
         """Return the task's delivery with its body; None if there is nothing to do."""
@@ -374,7 +372,7 @@ def event_of(task: WebhookTask, log: DeliveryLog, job: Job | None) -> WebhookEve
     if task.started:
         began = job.started_us or job.created_us if job is not None else 0
         return WebhookEvent(f"job.{STARTED}", began)
-    end = log.end_of(task.owner)
+    end = log.ends.get(task.owner)
     if end is not None:
         state = State(end[0])
         return WebhookEvent(event_type(state), end[1], state)

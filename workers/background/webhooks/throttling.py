@@ -68,7 +68,6 @@ class EndpointState(Places):
     Attributes:
         failures: failed attempts since the last success.
         closed_until: no attempt begins before this time.
-        ended_at: when the last attempt ended.
     """
 
     failures: int = 0

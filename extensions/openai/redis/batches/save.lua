@@ -38,7 +38,8 @@ while ARGV[at] do
   local expires = whole(time[1] + (ended and tonumber(keep_s) or batch_ttl_s))
   for i = at + 7, at + 5 + 2 * count, 2 do
     redis.call('ZADD', parts, ARGV[i + 1], ARGV[i])
-    redis.call('EXPIREAT', PAYLOAD .. string.match(ARGV[i], ':(.*)'), whole(time[1] + batch_ttl_s + tonumber(keep_s)))
+    local payload = keys.payload .. string.match(ARGV[i], ':(.*)')
+    redis.call('EXPIREAT', payload, whole(time[1] + batch_ttl_s + tonumber(keep_s)))
   end
   if ended then
     redis.call('HSET', file, 's', 'p', 'u', 'batch_output', 'c', time[1], 'x', expires)

@@ -10,5 +10,5 @@ redis.call('ZADD', parts, ARGV[3], ref)
 redis.call('HSET', file, 'b', ARGV[4])
 redis.call('PEXPIRE', file, ARGV[5])
 redis.call('PEXPIRE', parts, ARGV[5])
-redis.call('PEXPIRE', PAYLOAD .. string.match(ref, ':(.*)'), ARGV[6])
+redis.call('PEXPIRE', keys.payload .. string.match(ref, ':(.*)'), ARGV[6])
 return {1}

@@ -10,41 +10,41 @@ local living, requeued = ARGV[1], 0
 -- At the end from which tasks are taken, so that the one that has waited longest is next.
 local function requeue(owner, raws)
   in_chunks('RPUSH', QUEUE, raws)
-  redis.call('UNLINK', keys.background_taken .. owner, keys.background_held .. owner)
-  redis.call('SREM', OWNERS, owner)
+  call('UNLINK', keys.background_taken .. owner, keys.background_held .. owner)
+  call('SREM', OWNERS, owner)
   requeued = requeued + #raws
 end
 
 -- A worker that has only lost its connection goes on with its webhooks.
 local function send_again(owner)
-  local sending = redis.pcall('SMEMBERS', keys.background_sending .. owner)
-  redis.call('UNLINK', keys.background_sending .. owner)
-  for _, member in ipairs(sending) do redis.pcall('ZADD', keys.DUE_DELIVERIES, 'XX', NOW, member) end
+  local sending = try('SMEMBERS', keys.background_sending .. owner)
+  call('UNLINK', keys.background_sending .. owner)
+  for _, member in ipairs(sending) do try('ZADD', keys.DUE_DELIVERIES, 'XX', NOW, member) end
 end
 
 local function messages_of(owner)
-  local raws = redis.call('LRANGE', keys.background_taken .. owner, 0, -1)
-  for _, raw in ipairs(redis.call('HVALS', keys.background_held .. owner)) do raws[#raws + 1] = raw end
+  local raws = call('LRANGE', keys.background_taken .. owner, 0, -1)
+  for _, raw in ipairs(call('HVALS', keys.background_held .. owner)) do raws[#raws + 1] = raw end
   return raws
 end
 
-redis.call('LLEN', QUEUE)
+call('LLEN', QUEUE)
 local dead = {}
 for i = 3, #ARGV do dead[ARGV[i]] = true end
-for _, owner in ipairs(redis.call('SMEMBERS', OWNERS)) do
-  if owner ~= living and redis.call('EXISTS', keys.background_alive .. owner) == 0 then dead[owner] = true end
+for _, owner in ipairs(call('SMEMBERS', OWNERS)) do
+  if owner ~= living and call('EXISTS', keys.background_alive .. owner) == 0 then dead[owner] = true end
 end
 for owner in pairs(dead) do dead[owner] = messages_of(owner) end
-redis.call('SREM', OWNERS, '')
+call('SREM', OWNERS, '')
 for owner, raws in pairs(dead) do
   requeue(owner, raws)
   if owner ~= living then
-    redis.call('UNLINK', keys.background_alive .. owner)
+    call('UNLINK', keys.background_alive .. owner)
     send_again(owner)
   end
 end
 if living ~= '' then
-  redis.call('SADD', OWNERS, living)
-  redis.call('SET', keys.background_alive .. living, ARGV[2], 'EX', keys.BACKGROUND_TTL_S)
+  call('SADD', OWNERS, living)
+  call('SET', keys.background_alive .. living, ARGV[2], 'EX', keys.BACKGROUND_TTL_S)
 end
 return requeued

@@ -24,9 +24,9 @@ local function cancel(id, key)
   -- Its callbacks are being sent.
   if state == 'r' and sending and sending == token then return 'ended' end
   if state == 'r' then
-    redis.call('HDEL', JOB .. id, 'cr')
-    redis.call('HSET', JOB .. id, 'cr', '1')
-    if name ~= '' then redis.call('HSET', JOB .. id, 'cb', name .. ' asked') end
+    call('HDEL', keys.job .. id, 'cr')
+    call('HSET', keys.job .. id, 'cr', '1')
+    if name ~= '' then call('HSET', keys.job .. id, 'cb', name .. ' asked') end
     if model and owner and token then
       local t = notices[owner] or {}
       notices[owner] = t
@@ -37,7 +37,7 @@ local function cancel(id, key)
   if not waits(state) then return 'ended' end
   local queue = queue_of(model, version)
   finish_cancelled(id, ttl, waiter, queue, remove_queued(queue, id, state, step, ticket))
-  if name ~= '' then redis.call('HSET', JOB .. id, 'cb', name) end
+  if name ~= '' then call('HSET', keys.job .. id, 'cb', name) end
   return 'removed'
 end
 
@@ -45,7 +45,7 @@ if parent ~= '' then
   local token, state = unpack(read(parent, 't', 's'))
   if token ~= fence or state ~= 'r' then return false end
 end
-redis.call('ZCARD', REVOKED_IDS)
+call('ZCARD', keys.REVOKED)
 local asked = {}
 for i = 2, #ARGV do
   local id, key = string.match(ARGV[i], '^(%S+) (%S+)$')
@@ -55,13 +55,13 @@ for i = 2, #ARGV do
 end
 local answer = {}
 for n, a in ipairs(asked) do answer[n] = cancel(a[1], a[2]) end
-for owner, jobs in pairs(notices) do redis.call('PUBLISH', CANCELLED .. owner, cmsgpack.pack(jobs)) end
+for owner, jobs in pairs(notices) do call('PUBLISH', keys.cancel_channel .. owner, cmsgpack.pack(jobs)) end
 if remember_s ~= '0' and #unknown > 0 then
-  begin_with_removal(REVOKED_IDS)
-  for _, id in ipairs(unknown) do redis.call('ZADD', REVOKED_IDS, whole(NOW_US + tonumber(remember_s) * 1e6), id) end
-  redis.call('EXPIRE', REVOKED_IDS, remember_s)
-  redis.call('ZREMRANGEBYSCORE', REVOKED_IDS, '-inf', NOW)
-  redis.call('ZREMRANGEBYRANK', REVOKED_IDS, 0, -(REMEMBERED_MAX + 1))
+  begin_with_removal(keys.REVOKED)
+  for _, id in ipairs(unknown) do call('ZADD', keys.REVOKED, whole(NOW_US + tonumber(remember_s) * 1e6), id) end
+  call('EXPIRE', keys.REVOKED, remember_s)
+  call('ZREMRANGEBYSCORE', keys.REVOKED, '-inf', NOW)
+  call('ZREMRANGEBYRANK', keys.REVOKED, 0, -(REMEMBERED_MAX + 1))
 end
 compact()
 return answer

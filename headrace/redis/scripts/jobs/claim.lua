@@ -87,7 +87,7 @@ end
 
 -- Whether a Celery client has revoked a job without a record: another client's message, which was unknown then.
 local function is_revoked(id)
-  local until_us = try('ZSCORE', REVOKED_IDS, id)
+  local until_us = try('ZSCORE', keys.REVOKED, id)
   return type(until_us) == 'string' and tonumber(until_us) > NOW_US
 end
 
@@ -98,7 +98,7 @@ local function examine(raw, s)
     return
   end
   local id = own_id(raw)
-  local record = id and JOB .. id
+  local record = id and keys.job .. id
   local r = id and try('HMGET', record, 's', 'm', 'c', 'a', 'j')
   local why, parent, waits_as
   if not r or ((r.err or not r[1]) and not lib().valid_id(id)) then
@@ -117,7 +117,7 @@ local function examine(raw, s)
       end
     end
     if not r then
-      record = JOB .. id
+      record = keys.job .. id
       r = try('HMGET', record, 's', 'm', 'c', 'a', 'j')
     end
     if r.err then
@@ -240,7 +240,7 @@ if not rare then call('ZCARD', KEYS[5]); call('HLEN', KEYS[6]); call('HLEN', KEY
 -- A client may wait for a refused message with a readable id: it gets a result, unless the id has a record or a result.
 for _, r in ipairs(refused) do
   local id = r[3]
-  if id and (seen[id] or call('EXISTS', JOB .. id, META .. id) > 0) then r[3] = nil end
+  if id and (seen[id] or call('EXISTS', keys.job .. id, keys.meta .. id) > 0) then r[3] = nil end
   if id then seen[id] = true end
 end
 
@@ -330,9 +330,9 @@ local function refuse(r)
     -- It has no record to end, but a client or a chord may wait for it.
     local as = r[4]
     local meta = s.failed_json(as and string.sub(cjson.encode(as), 2, -2) or 'raw-' .. fence, 'InvalidRequest', sentence(why))
-    if as and call('EXISTS', META .. as) == 0 then
-      call('SET', META .. as, meta, 'EX', ARGV[9])
-      call('PUBLISH', META .. as, meta)
+    if as and call('EXISTS', keys.meta .. as) == 0 then
+      call('SET', keys.meta .. as, meta, 'EX', ARGV[9])
+      call('PUBLISH', keys.meta .. as, meta)
     end
     s.save_orphaned_end(queue, 'raw-' .. fence, raw, meta)
   end
@@ -340,7 +340,7 @@ end
 
 for _, r in ipairs(refused) do refuse(r) end
 for _, r in ipairs(revoked) do
-  call('HSET', JOB .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
+  call('HSET', keys.job .. r[1], 'm', model, 'v', version, 'c', NOW, 'p', STEPS[r[2]], 'l', ARGV[9])
   lib().finish_cancelled(r[1], ARGV[9], nil, queue, r[3])
   fresh[#fresh + 1] = NOW
   fresh[#fresh + 1] = r[1]

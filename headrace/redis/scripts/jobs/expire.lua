@@ -5,7 +5,7 @@
 -- Returns {how many were looked at, now}.
 local AGAIN_US = 60000000
 local LIMIT = tonumber(ARGV[1])
-local due = redis.pcall('ZRANGEBYSCORE', EXPIRING, '-inf', NOW, 'LIMIT', 0, LIMIT)
+local due = try('ZRANGEBYSCORE', keys.EXPIRING, '-inf', NOW, 'LIMIT', 0, LIMIT)
 if due.err or #due == 0 then return {0, NOW} end
 local ERROR = cjson.encode({type = ARGV[2], message = ARGV[4], retryable = false})
 
@@ -23,15 +23,15 @@ for _, id in ipairs(due) do
     again[#again + 1] = id
   end
 end
-begin_with_removal(EXPIRING)
-in_chunks('ZREM', EXPIRING, due)
-for _, id in ipairs(again) do redis.call('ZADD', EXPIRING, whole(NOW_US + AGAIN_US), id) end
+begin_with_removal(keys.EXPIRING)
+in_chunks('ZREM', keys.EXPIRING, due)
+for _, id in ipairs(again) do call('ZADD', keys.EXPIRING, whole(NOW_US + AGAIN_US), id) end
 -- If the key held nothing else, it is a new key without a TTL now.
-if #again > 0 then redis.call('EXPIRE', EXPIRING, EXPIRING_TTL_S) end
+if #again > 0 then call('EXPIRE', keys.EXPIRING, EXPIRING_TTL_S) end
 for _, o in ipairs(over) do
   local id, queue, state, step, ticket, ttl, waiter = unpack(o, 1, 7)
   local raw = remove_queued(queue, id, state, step, ticket)
-  finish(id, ttl or DEFAULT_TTL_S, waiter, failed_json(id, ARGV[3], ARGV[4]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
+  finish(id, ttl, waiter, failed_json(id, ARGV[3], ARGV[4]), {'s', 'x', 'en', NOW, 'e', ERROR}, queue, raw)
 end
 compact()
 return {#due, NOW}

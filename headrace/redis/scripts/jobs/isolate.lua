@@ -15,18 +15,18 @@ end
 
 local state, fence = unpack(read(id, 's', 't'))
 if state ~= 'r' or fence ~= token then return 0 end
-redis.call('HDEL', JOB .. id, 'xa')
+call('HDEL', keys.job .. id, 'xa')
 if scope == 'end' then return 1 end
 local mark, answer = token, 1
 if scope ~= 'process' then
   local key = keys.exclusive .. ARGV[4]
-  local holder = redis.pcall('GET', key)
+  local holder = try('GET', key)
   local busy = type(holder) == 'string' and holder ~= id and runs_exclusively(holder)
   if busy and scope ~= 'either' then return 3 end
   if not busy then
-    redis.call('SET', key, id, 'EX', keys.EXCLUSIVE_TTL_S)
+    call('SET', key, id, 'EX', keys.EXCLUSIVE_TTL_S)
     mark, answer = token .. ' ' .. (scope == 'reserve' and RESERVED or EXCLUSIVE), 2
   end
 end
-redis.call('HSET', JOB .. id, 'xa', mark)
+call('HSET', keys.job .. id, 'xa', mark)
 return answer

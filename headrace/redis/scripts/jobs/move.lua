@@ -18,15 +18,15 @@ local function move(id)
   local s = STEP_INDEX[step or '0'] or 1
   local out = call('HGET', keys.count .. target, 'out' .. STEPS[s])
   local ticket = call('LPUSH', list_of(target, s), raw) + (tonumber(out or '0') or 0)
-  local tokens = call('HGET', JOB .. id, 'tk')
+  local tokens = call('HGET', keys.job .. id, 'tk')
   if tokens then
     leave_order(ARGV[1], id)
     count_tokens(ARGV[1], -tokens_in(tokens))
     count_tokens(target, tokens_in(tokens))
   end
-  call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW, 'pv', version, 'v', version,
+  call('HSET', keys.job .. id, 's', 'q', 'n', ticket, 'j', NOW, 'pv', version, 'v', version,
     'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
-  call('HDEL', JOB .. id, 't', 'st', 'xa')
+  call('HDEL', keys.job .. id, 't', 'st', 'xa')
   if tokens then join_order(target, s, id, ticket) end
   return 'moved'
 end

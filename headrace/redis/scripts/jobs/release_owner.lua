@@ -6,7 +6,7 @@
 check_types(true)
 local keep, lost = {}, {}
 for i = 5, #ARGV do keep[ARGV[i]] = true end
-for _, id in ipairs(redis.call('ZRANGE', KEYS[5], 0, -1)) do
+for _, id in ipairs(call('ZRANGE', KEYS[5], 0, -1)) do
   local owner, token, state = unpack(read(id, 'o', 't', 's'))
   if owner == ARGV[4] and state == 'r' and not keep[token] then
     lost[#lost + 1] = {id = id, token = tonumber(token)}

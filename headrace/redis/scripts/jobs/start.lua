@@ -9,11 +9,11 @@ for i = 1, #ARGV, 3 do
   if token == ARGV[i + 1] and state == 'r' and not started then ours[#ours + 1] = {i, owner, task} end
 end
 if #ours == 0 then return 0 end
-begin_with_removal(PAYLOADS)
+begin_with_removal(keys.PAYLOADS)
 for _, o in ipairs(ours) do
   local i, owner, task = unpack(o, 1, 3)
-  redis.call('HSET', JOB .. ARGV[i], 'st', ARGV[i + 2])
+  call('HSET', keys.job .. ARGV[i], 'st', ARGV[i + 2])
   if task then send_start_task(ARGV[i], owner, task) end
-  redis.call('PUBLISH', NEWS .. ARGV[i], '')
+  call('PUBLISH', keys.progress_channel .. ARGV[i], '')
 end
 return #ours

@@ -51,7 +51,7 @@ end
 -- An API key and how many jobs it has in flight, kept up to date by this call.
 local function look_at_owner(text)
   local id, most, all, minute = string.match(text, '^(%x+) (%d+) (%d) (%d+)$')
-  local count = try('HGET', IN_FLIGHT, id)
+  local count = try('HGET', keys.IN_FLIGHT, id)
   minute = tonumber(minute)
   return {id = id, most = tonumber(most), all = all == '1', fresh = 0, count = type(count) == 'string' and tonumber(count) or 0,
     minute = minute, spent = 0, left = minute > 0 and level_of(keys.token_rate .. id, minute / 60, minute, minute)}
@@ -66,7 +66,7 @@ while i <= #ARGV do
   i = first + width * tonumber(ARGV[first - 1])
   for at = first, i - 1, width do
     n = n + 1
-    records[n] = JOB .. ARGV[at]
+    records[n] = keys.job .. ARGV[at]
   end
 end
 
@@ -190,15 +190,15 @@ while i <= #ARGV do
   i = after
 end
 for _, owner in pairs(owners) do
-  if owner.fresh > 0 then try('HINCRBY', IN_FLIGHT, owner.id, owner.fresh) end
+  if owner.fresh > 0 then try('HINCRBY', keys.IN_FLIGHT, owner.id, owner.fresh) end
   if owner.spent > 0 then take_minutes_tokens(owner.id, owner.minute, owner.spent) end
 end
 -- If the key has another type, these jobs expire only when they are claimed.
 if #expiring > 0 then
   for k = 1, #expiring, CHUNK do
-    try('ZADD', EXPIRING, unpack(expiring, k, math.min(k + CHUNK - 1, #expiring)))
+    try('ZADD', keys.EXPIRING, unpack(expiring, k, math.min(k + CHUNK - 1, #expiring)))
   end
-  call('EXPIRE', EXPIRING, EXPIRING_TTL_S)
+  call('EXPIRE', keys.EXPIRING, EXPIRING_TTL_S)
 end
 for name, q in pairs(queues) do
   if q then

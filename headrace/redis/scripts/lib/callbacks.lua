@@ -6,9 +6,9 @@ local TASKS_MAX = 64
 
 -- Sends a task of an API key (nil: none). Keys of another type do no harm.
 local function push_task(owner, task)
-  local length = try('LLEN', TASKS)
+  local length = try('LLEN', keys.BACKGROUND_TASKS)
   if type(length) == 'number' and length < TASKS_MAX and call('EXISTS', keys.WAITING_TASKS) == 0 then
-    try('LPUSH', TASKS, task)
+    try('LPUSH', keys.BACKGROUND_TASKS, task)
     return
   end
   local turns = try('HMGET', keys.TASK_TURNS, owner or '', ':now')
@@ -19,7 +19,7 @@ end
 
 -- Sends the task for a job's start, once: `task` is the record's, as the submit wrote it.
 local function send_start_task(id, owner, task)
-  redis.call('HDEL', JOB .. id, 'ws')
+  call('HDEL', keys.job .. id, 'ws')
   push_task(owner, task)
 end
 
@@ -27,10 +27,10 @@ end
 -- noted per API key (`owner`). The reason is that its record may be gone when the task runs, and another key may use
 -- its id by then. Keys of another type do no harm.
 local function send_webhook_task(id, events, state, owner)
-  local task = string.find(events, state, 1, true) and redis.call('HGET', JOB .. id, 'wh')
+  local task = string.find(events, state, 1, true) and call('HGET', keys.job .. id, 'wh')
   if not task then return end
-  redis.pcall('HSET', HOOK .. id, 'e:' .. (owner or ''), state .. NOW)
-  redis.pcall('EXPIRE', HOOK .. id, HOOK_TTL_S)
+  try('HSET', keys.deliveries .. id, 'e:' .. (owner or ''), state .. NOW)
+  try('EXPIRE', keys.deliveries .. id, 7 * 86400)
   push_task(owner, task)
 end
 
@@ -76,8 +76,8 @@ end
 local function save_orphaned_end(queue, id, raw, meta, stages)
   if not stages and has_no_callbacks(raw) then return end
   local names, ends = keys.orphaned .. queue, keys.orphaned_ends .. queue
-  if type(redis.pcall('HSET', ends, id, #meta .. ':' .. meta .. raw)) == 'table' then return end
-  if type(redis.pcall('ZADD', names, NOW, id)) == 'table' then return end
-  redis.call('EXPIRE', ends, ORPHANED_TTL_S)
-  redis.call('EXPIRE', names, ORPHANED_TTL_S)
+  if type(try('HSET', ends, id, #meta .. ':' .. meta .. raw)) == 'table' then return end
+  if type(try('ZADD', names, NOW, id)) == 'table' then return end
+  call('EXPIRE', ends, ORPHANED_TTL_S)
+  call('EXPIRE', names, ORPHANED_TTL_S)
 end

@@ -25,7 +25,7 @@ end
 -- type, the jobs do without it. There may be some more jobs than `most`: single submits trim every 16th time.
 local function index_jobs(model, entries, most)
   if most <= 0 or #entries == 0 then return end
-  local index = INDEX .. model
+  local index = keys.job_index .. model
   for i = 1, #entries, CHUNK do
     local added = try('ZADD', index, unpack(entries, i, math.min(i + CHUNK - 1, #entries)))
     if type(added) == 'table' then return end
@@ -36,7 +36,7 @@ end
 
 -- Reads fields of a record. A key of another type has none, so that it does not block other jobs.
 local function read(id, ...)
-  local r = try('HMGET', JOB .. id, ...)
+  local r = try('HMGET', keys.job .. id, ...)
   if r.err then return {} end
   return r
 end

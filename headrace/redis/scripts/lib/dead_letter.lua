@@ -6,16 +6,16 @@ local LETTER_TTL_S, LETTERS_MAX = 1209600, 100000
 -- attempts, created, traceback}; without an id the message is no job that could run.
 local function add_dead_letter(queue, name, token, reason, raw, message, r)
   local prefix = keys.letters .. queue .. ':'
-  if redis.call('EXISTS', prefix .. name) == 1 then name = name .. '.' .. token end
-  redis.call('ZADD', KEYS[10], NOW, name)
-  redis.call('HSET', prefix .. name, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message, 'id', r.id or '',
+  if call('EXISTS', prefix .. name) == 1 then name = name .. '.' .. token end
+  call('ZADD', KEYS[10], NOW, name)
+  call('HSET', prefix .. name, 'reason', reason, 'raw', raw, 'at', NOW, 'error', message, 'id', r.id or '',
     'step', r.step or '0', 'attempts', r.attempts or '0', 'created', r.created or NOW, 'traceback', r.traceback or '')
-  redis.call('EXPIRE', prefix .. name, LETTER_TTL_S)
+  call('EXPIRE', prefix .. name, LETTER_TTL_S)
   add_to_counter(queue, 'dead', 1)
-  redis.call('ZREMRANGEBYSCORE', KEYS[10], '-inf', whole(NOW_US - LETTER_TTL_S * 1e6))
-  local over = redis.call('ZCARD', KEYS[10]) - LETTERS_MAX
+  call('ZREMRANGEBYSCORE', KEYS[10], '-inf', whole(NOW_US - LETTER_TTL_S * 1e6))
+  local over = call('ZCARD', KEYS[10]) - LETTERS_MAX
   if over > 0 then
-    for _, old in ipairs(redis.call('ZRANGE', KEYS[10], 0, over - 1)) do redis.call('UNLINK', prefix .. old) end
-    redis.call('ZREMRANGEBYRANK', KEYS[10], 0, over - 1)
+    for _, old in ipairs(call('ZRANGE', KEYS[10], 0, over - 1)) do call('UNLINK', prefix .. old) end
+    call('ZREMRANGEBYRANK', KEYS[10], 0, over - 1)
   end
 end

@@ -26,8 +26,8 @@ local function forget_failure(id)
   local group, created, owner, model = unpack(read(id, 'fg', 'c', 'ky', 'm'))
   if not group or not model then return end
   try('ZREM', keys.failures .. model, failure_entry(group, created, owner, id))
-  call('UNLINK', FAILED .. id)
-  call('HDEL', JOB .. id, 'fg')
+  call('UNLINK', keys.failed .. id)
+  call('HDEL', keys.job .. id, 'fg')
 end
 
 -- Lets the oldest failures of a model go. From then on a record is kept as a result is.
@@ -39,10 +39,10 @@ local function drop_oldest_failures(index)
     local id = string.match(old[i], '(%S+)$')
     local state, ttl = unpack(read(id, 's', 'l'))
     if state == 'f' then
-      local until_s = whole(math.floor(tonumber(old[i + 1]) / 1e6) + tonumber(ttl or DEFAULT_TTL_S))
-      call('HDEL', JOB .. id, 'fg')
-      for _, prefix in ipairs({JOB, META, PIECES}) do call('EXPIREAT', prefix .. id, until_s) end
-      call('UNLINK', FAILED .. id)
+      local until_s = whole(math.floor(tonumber(old[i + 1]) / 1e6) + tonumber(ttl or keys.DEFAULT_TTL_S))
+      call('HDEL', keys.job .. id, 'fg')
+      for _, prefix in ipairs({keys.job, keys.meta, keys.pieces}) do call('EXPIREAT', prefix .. id, until_s) end
+      call('UNLINK', keys.failed .. id)
     end
   end
   call('ZREMRANGEBYRANK', index, 0, over - 1)
@@ -53,13 +53,13 @@ end
 local function note_failure(queue, id, ttl, err, raw)
   if not kept_s then return ttl end
   local created, owner, waiter, stage, dead = unpack(read(id, 'c', 'ky', 'w', 'so', 'dl'))
-  if waiter == NO_WAITER or stage then return ttl end
+  if waiter == keys.NO_WAITER or stage then return ttl end
   local index = keys.failures .. string.match(queue, '^[^@]*', #keys.queue_name + 1)
   local group = failure_group(err)
   if type(try('ZADD', index, NOW, failure_entry(group, created, owner, id))) == 'table' then return ttl end
   local kept = whole(math.max(kept_s, tonumber(ttl)))
-  call('HSET', JOB .. id, 'fg', group)
-  if raw and not dead then call('SET', FAILED .. id, raw, 'EX', kept) end
+  call('HSET', keys.job .. id, 'fg', group)
+  if raw and not dead then call('SET', keys.failed .. id, raw, 'EX', kept) end
   call('EXPIRE', index, whole(kept_s))
   call('ZREMRANGEBYSCORE', index, '-inf', whole(NOW_US - kept_s * 1e6))
   drop_oldest_failures(index)

@@ -37,13 +37,13 @@ end
 
 -- Counts ended jobs of an API key. If its count was lost with records, it starts again at 0.
 local function end_in_flight(owner, count)
-  local left = redis.pcall('HINCRBY', IN_FLIGHT, owner, -count)
-  if type(left) == 'number' and left <= 0 then redis.call('HDEL', IN_FLIGHT, owner) end
+  local left = try('HINCRBY', keys.IN_FLIGHT, owner, -count)
+  if type(left) == 'number' and left <= 0 then call('HDEL', keys.IN_FLIGHT, owner) end
 end
 
 -- Adds to a counter of a queue's model, in the same call as the event that it counts. A key of another type does no harm.
 local function add_to_counter(queue, field, n)
-  redis.pcall('HINCRBY', keys.stats .. string.match(queue, '^[^@]*', #keys.queue_name + 1), field, n)
+  try('HINCRBY', keys.stats .. string.match(queue, '^[^@]*', #keys.queue_name + 1), field, n)
 end
 
 -- Counts `n` jobs of a queue that ended in this way, or that wait for a retry, in the call that does it. So each is
@@ -51,26 +51,29 @@ end
 local function count_ended(queue, word, n) add_to_counter(queue, 'ended:' .. word, n) end
 
 -- Ends a job: its record and its result, both with their TTL, both publications, and the counter. `fields` is a flat
--- list for HSET that begins with the state. `raw` is its message, if that still exists. `used` is how many tokens it
--- used, nil if that is unknown.
+-- list for HSET that begins with the state. `ttl` is nil for the default, `raw` its message, if that still exists, and
+-- `used` how many tokens it used, nil if that is unknown.
 local function finish(id, ttl, waiter, meta, fields, queue, raw, used)
-  local job = JOB .. id
-  redis.call('HSET', job, unpack(fields))
+  local job = keys.job .. id
+  ttl = ttl or keys.DEFAULT_TTL_S
+  call('HSET', job, unpack(fields))
   if fields[2] == 'f' then ttl = note_failure(queue, id, ttl, fields[6], raw) end
-  redis.call('EXPIRE', job, ttl)
-  redis.call('SET', META .. id, meta, 'EX', ttl)
-  redis.call('PUBLISH', META .. id, meta)
-  if waiter and waiter ~= NO_WAITER then redis.call('PUBLISH', DONE .. waiter, cmsgpack.pack({{id}})) end
+  call('EXPIRE', job, ttl)
+  call('SET', keys.meta .. id, meta, 'EX', ttl)
+  call('PUBLISH', keys.meta .. id, meta)
+  if waiter and waiter ~= keys.NO_WAITER then
+    call('PUBLISH', keys.done_channel .. waiter, cmsgpack.pack({{id}}))
+  end
   -- The next sweep looks at an input in the payload store; perhaps no worker knew of it.
   local input, model, owner, events, stages, pieces, tokens, attempts =
-    unpack(redis.call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk', 'a'))
-  if pieces then redis.call('EXPIRE', PIECES .. id, ttl) end
+    unpack(call('HMGET', job, 'ir', 'm', 'ky', 'we', 'sg', 'pc', 'tk', 'a'))
+  if pieces then call('EXPIRE', keys.pieces .. id, ttl) end
   if owner then end_in_flight(owner, 1) end
   -- What has never run has used nothing.
   if (attempts or '0') == '0' then used = 0 end
   if tokens then end_tokens(queue, id, tokens, false, owner, used) end
   if events then send_webhook_task(id, events, fields[2], owner) end
-  if input and model then redis.pcall('ZADD', PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
+  if input and model then try('ZADD', keys.PAYLOADS, 'XX', NOW, input .. ' ' .. id .. ' ' .. model .. ' i') end
   if raw or stages then save_orphaned_end(queue, id, raw or '', meta, stages) end
   count_ended(queue, FINAL[fields[2]], 1)
 end
@@ -83,13 +86,13 @@ local function finish_failed(id, ttl, waiter, class, code, message, fields, queu
 end
 
 local function finish_cancelled(id, ttl, waiter, queue, raw, used)
-  finish(id, ttl or DEFAULT_TTL_S, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW}, queue, raw, used)
+  finish(id, ttl, waiter, meta_json(id, 'REVOKED', REVOKED), {'s', 'c', 'en', NOW}, queue, raw, used)
 end
 
 -- Undoes the start of a leased job that will not run: its start time and its attempt. Returns its attempts.
 local function undo_start(id, attempts)
   local before = whole(math.max(0, (tonumber(attempts or '0') or 0) - 1))
-  redis.call('HDEL', JOB .. id, 'st')
-  redis.call('HSET', JOB .. id, 'a', before)
+  call('HDEL', keys.job .. id, 'st')
+  call('HSET', keys.job .. id, 'a', before)
   return before
 end

@@ -6,29 +6,12 @@
 -- lack is checked first. The function begin_with_removal comes before all other writes.
 local STEPS = {'0', '3', '6', '9'}
 local STEP_INDEX = {['0'] = 1, ['3'] = 2, ['6'] = 3, ['9'] = 4}
-local JOB, META, DONE, ENDED = keys.job, keys.meta, keys.done_channel, keys.ended
-local NEWS = keys.progress_channel
--- The logs of streaming jobs. A log keeps its newest entries.
-local PIECES, PIECE_NEWS, PIECES_TTL_S, PIECES_MAX = keys.pieces, keys.piece_channel, keys.PIECES_TTL_S, keys.PIECES_MAX
-local CANCELLED, REVOKED_IDS = keys.cancel_channel, keys.REVOKED
--- Until when each job must have started. The TTL is longer than any job may be scheduled for.
-local EXPIRING, EXPIRING_TTL_S = keys.EXPIRING, 62 * 86400
--- The messages of failures, for their retry; see lib/failure.lua.
-local FAILED = keys.failed
-local PAYLOADS, PAYLOAD_SIZES, PAYLOAD = keys.PAYLOADS, keys.PAYLOAD_SIZES, keys.payload
--- The queue of background tasks, and what webhooks need to know of a job's end; see headrace/webhooks.
-local TASKS, HOOK, HOOK_TTL_S = keys.BACKGROUND_TASKS, keys.deliveries, 7 * 86400
--- API key -> how many of its jobs have not ended.
-local IN_FLIGHT = keys.IN_FLIGHT
+-- The TTLs of keys.EXPIRING and of an index of jobs: longer than a job may be scheduled and then kept.
+local EXPIRING_TTL_S, INDEX_TTL_S = 62 * 86400, 62 * 86400
 -- Behind the token in a record's mark of an isolated run: nothing else runs in the worker, or will soon.
 local EXCLUSIVE, RESERVED = 'w', 'r'
 -- The final states of a record, and their names in counters.
 local FINAL = {s = 'succeeded', f = 'failed', x = 'expired', c = 'cancelled'}
-local DEFAULT_TTL_S = keys.DEFAULT_TTL_S
--- In the place of the API process that waits for a job's end: no process does, until jobs/listen.lua.
-local NO_WAITER = keys.NO_WAITER
--- A model's jobs by the time of their submit. The TTL is longer than a job may be scheduled and then kept.
-local INDEX, INDEX_TTL_S = keys.job_index, 62 * 86400
 -- Lua's unpack takes about 8,000 values at most.
 local CHUNK = 1000
 
@@ -49,7 +32,7 @@ local HEADS = 64
 -- Looking these up in their table costs Valkey a fifth of a short command, each time.
 local call, try = redis.call, redis.pcall
 
-local time = redis.call('TIME')
+local time = call('TIME')
 local NOW = time[1] .. string.format('%06d', time[2])
 local NOW_US = tonumber(NOW)
 

@@ -17,22 +17,22 @@ local function tokens_in(tokens) return tonumber(string.match(tokens, '^%d+')) o
 -- Adds a job that has just joined a list at this place to the order. A key of another type does no harm: then the job
 -- waits by its place.
 local function join_order(queue, s, id, ticket)
-  local tokens, key = unpack(redis.call('HMGET', JOB .. id, 'tk', 'ky'))
+  local tokens, key = unpack(call('HMGET', keys.job .. id, 'tk', 'ky'))
   if not tokens then return end
-  redis.pcall('ZADD', keys.order .. list_of(queue, s), 0, order_entry(tokens, key, ticket, id))
+  try('ZADD', keys.order .. list_of(queue, s), 0, order_entry(tokens, key, ticket, id))
 end
 
 -- Counts more or fewer tokens of jobs of a queue that have not ended.
 local function count_tokens(queue, n)
-  local left = redis.pcall('HINCRBY', keys.count .. queue, 'tokens', whole(n))
-  if type(left) == 'number' and left <= 0 then redis.pcall('HDEL', keys.count .. queue, 'tokens') end
+  local left = try('HINCRBY', keys.count .. queue, 'tokens', whole(n))
+  if type(left) == 'number' and left <= 0 then try('HDEL', keys.count .. queue, 'tokens') end
 end
 
 -- Takes a job out of the order of its queue, where it may be if no worker had to choose.
 local function leave_order(queue, id)
-  local tokens, key, ticket, step = unpack(redis.call('HMGET', JOB .. id, 'tk', 'ky', 'n', 'p'))
+  local tokens, key, ticket, step = unpack(call('HMGET', keys.job .. id, 'tk', 'ky', 'n', 'p'))
   if not tokens or not tonumber(ticket) then return end
-  redis.pcall('ZREM', keys.order .. list_of(queue, STEP_INDEX[step or '0'] or 1),
+  try('ZREM', keys.order .. list_of(queue, STEP_INDEX[step or '0'] or 1),
     order_entry(tokens, key, tonumber(ticket), id))
 end
 
@@ -58,10 +58,10 @@ local function end_tokens(queue, id, tokens, ran, owner, used)
   if owner and used then count_used(owner, tokens, used) end
   count_tokens(queue, -tokens_in(tokens))
   if not ran then return end
-  local pace = redis.pcall('HGET', keys.count .. queue, 'pace')
+  local pace = try('HGET', keys.count .. queue, 'pace')
   local sum, at, since = string.match(type(pace) == 'string' and pace or '', '^(%S+) (%d+) (%d+)$')
   -- After a long pause it begins again.
   if not sum or NOW_US - tonumber(at) > 10 * PACE_US then sum, at, since = '0', NOW, NOW end
   local faded = tonumber(sum) * math.exp(-(NOW_US - tonumber(at)) / PACE_US) + tokens_in(tokens)
-  redis.pcall('HSET', keys.count .. queue, 'pace', string.format('%.3f', faded) .. ' ' .. NOW .. ' ' .. since)
+  try('HSET', keys.count .. queue, 'pace', string.format('%.3f', faded) .. ' ' .. NOW .. ' ' .. since)
 end

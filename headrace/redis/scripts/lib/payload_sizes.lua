@@ -5,29 +5,29 @@ local function in_redis(ref) return string.sub(ref, 1, 6) == 'redis:' end
 
 -- The bytes of payloads in Redis, or those of the payloads of a key.
 local function counted(owner)
-  return tonumber(redis.call('HGET', PAYLOAD_SIZES, owner and ':' .. owner or '') or '0') or 0
+  return tonumber(call('HGET', keys.PAYLOAD_SIZES, owner and ':' .. owner or '') or '0') or 0
 end
 
 local function count_payload(ref, size, owner)
-  redis.call('HSET', PAYLOAD_SIZES, ref, owner == '' and size or size .. ' ' .. owner)
-  if in_redis(ref) then redis.call('HINCRBY', PAYLOAD_SIZES, '', size) end
-  if owner ~= '' then redis.call('HINCRBY', PAYLOAD_SIZES, ':' .. owner, size) end
+  call('HSET', keys.PAYLOAD_SIZES, ref, owner == '' and size or size .. ' ' .. owner)
+  if in_redis(ref) then call('HINCRBY', keys.PAYLOAD_SIZES, '', size) end
+  if owner ~= '' then call('HINCRBY', keys.PAYLOAD_SIZES, ':' .. owner, size) end
 end
 
 local function lower(field, size)
-  local left = (tonumber(redis.call('HGET', PAYLOAD_SIZES, field) or '0') or 0) - size
+  local left = (tonumber(call('HGET', keys.PAYLOAD_SIZES, field) or '0') or 0) - size
   if left > 0 then
-    redis.call('HSET', PAYLOAD_SIZES, field, whole(left))
+    call('HSET', keys.PAYLOAD_SIZES, field, whole(left))
   else
-    redis.call('HDEL', PAYLOAD_SIZES, field)
+    call('HDEL', keys.PAYLOAD_SIZES, field)
   end
 end
 
 -- Returns the bytes of the payload; nil if it was not counted.
 local function uncount_payload(ref)
-  local size, owner = string.match(redis.call('HGET', PAYLOAD_SIZES, ref) or '', '^(%d+) ?(.*)$')
+  local size, owner = string.match(call('HGET', keys.PAYLOAD_SIZES, ref) or '', '^(%d+) ?(.*)$')
   if not size then return nil end
-  redis.call('HDEL', PAYLOAD_SIZES, ref)
+  call('HDEL', keys.PAYLOAD_SIZES, ref)
   if in_redis(ref) then lower('', tonumber(size)) end
   if owner ~= '' then lower(':' .. owner, tonumber(size)) end
   return size

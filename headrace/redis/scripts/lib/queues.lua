@@ -32,7 +32,7 @@ local lengths, outs = {}, {}
 
 local function length_of(list)
   if not lengths[list] then
-    local n = redis.pcall('LLEN', list)
+    local n = try('LLEN', list)
     lengths[list] = type(n) == 'number' and n or 0
   end
   return lengths[list]
@@ -45,7 +45,7 @@ local function place_of(queue, step, ticket)
   local field = 'out' .. STEPS[s]
   local key = queue .. ' ' .. field
   if not outs[key] then
-    local out = redis.pcall('HGET', keys.count .. queue, field)
+    local out = try('HGET', keys.count .. queue, field)
     outs[key] = type(out) == 'string' and tonumber(out) or 0
   end
   local place = tonumber(ticket) - outs[key]
@@ -55,6 +55,6 @@ end
 
 -- When a scheduled job is due, in us; 0 if that is unknown.
 local function due_of(queue, id)
-  local due = redis.pcall('ZSCORE', keys.delayed .. queue, id)
+  local due = try('ZSCORE', keys.delayed .. queue, id)
   return type(due) == 'string' and tonumber(due) or 0
 end

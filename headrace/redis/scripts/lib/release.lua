@@ -10,7 +10,7 @@ local function ended(r) return 'attempt ' .. (r.attempts or '1') .. ' ended ' ..
 -- briefly for jobs/start.lua would have no start.
 local function note_run(id, run)
   if not run then return end
-  redis.call('HSET', JOB .. id, 'st', run[1], 'dw', run[2], 'tm', run[3])
+  call('HSET', keys.job .. id, 'st', run[1], 'dw', run[2], 'tm', run[3])
   local owner, task = unpack(read(id, 'ky', 'ws'))
   if task then send_start_task(id, owner, task) end
 end
@@ -18,14 +18,13 @@ end
 -- Charges a crash to a job that ran alone. After max_crashes it becomes a dead letter and ends; returns whether it did.
 local function end_after_crashes(id, raw, max_crashes, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
-  redis.call('HSET', JOB .. id, 'k', crashes)
+  call('HSET', keys.job .. id, 'k', crashes)
   if crashes < max_crashes then return false end
   local times = crashes == 1 and 'when' or 'each of the ' .. crashes .. ' times that'
   local message = 'the model process died ' .. times .. ' it ran this input alone; ' .. ended(r)
   add_dead_letter(queue, id, r.token, 'replica-lost', raw, message, r)
   note_run(id, r.run)
-  finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue,
-    raw, r.traceback)
+  finish_failed(id, r.ttl, r.waiter, 'ReplicaLost', 'replica-lost', message, {'dl', '1'}, queue, raw, r.traceback)
   return true
 end
 
@@ -45,19 +44,20 @@ local function schedule_after_crash(id, raw, losses, queue, r)
   local crashes = (tonumber(r.crashes or '0') or 0) + 1
   local delay = crash_delay_us(id, r.token, crashes, tonumber(base_us), tonumber(most_us))
   if delay < 1 then return false end
-  local begin_by = redis.pcall('ZSCORE', EXPIRING, id)
+  local begin_by = try('ZSCORE', keys.EXPIRING, id)
   if type(begin_by) == 'string' and NOW_US + delay > tonumber(begin_by) then
     note_run(id, r.run)
-    finish_failed(id, r.ttl or DEFAULT_TTL_S, r.waiter, 'ReplicaLost', 'replica-lost',
+    finish_failed(id, r.ttl, r.waiter, 'ReplicaLost', 'replica-lost',
       'the model process died while it ran this input alone, and the next try would come after its `expires`; ' .. ended(r),
       {}, queue, raw, r.traceback)
     return 'dead'
   end
-  redis.call('HSET', KEYS[9], id, raw)
-  redis.call('ZADD', KEYS[8], whole(NOW_US + delay), id)
-  redis.call('HSET', JOB .. id, 's', 'd', 'x', r.next, 'e', '{"type":"replica-lost","message":"the model process died while'
-    .. ' it ran this input alone, ' .. crashes .. ' time(s) so far; ' .. ended(r) .. '","retryable":true}')
-  redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
+  call('HSET', KEYS[9], id, raw)
+  call('ZADD', KEYS[8], whole(NOW_US + delay), id)
+  local message = 'the model process died while it ran this input alone, ' .. crashes .. ' time(s) so far; ' .. ended(r)
+  call('HSET', keys.job .. id, 's', 'd', 'x', r.next,
+    'e', '{"type":"replica-lost","message":"' .. message .. '","retryable":true}')
+  call('HDEL', keys.job .. id, 't', 'st', 'xa')
   count_ended(queue, 'retried', 1)
   return 'delayed'
 end
@@ -74,7 +74,7 @@ local function after_loss(id, mode, r)
   local began = r.token and marked == r.token
   local next = began and r.alone ~= '3' and '2' or r.alone or '1'
   if began and scope == EXCLUSIVE then return next, true end
-  if redis.call('HINCRBY', JOB .. id, 'xl', 1) >= WITHHELD_AFTER then next = '3' end
+  if call('HINCRBY', keys.job .. id, 'xl', 1) >= WITHHELD_AFTER then next = '3' end
   return next, false
 end
 
@@ -89,13 +89,13 @@ end
 -- run: when the attempt began in us, its wait for the device in ms, and its timings, if they are known.
 local function release(id, mode, losses, queue, how, traceback, run)
   keep_failures(string.match(losses, '^%d+ %d+ %d+ (%d+ %d+)$'))
-  local raw = redis.call('HGET', KEYS[6], id)
+  local raw = call('HGET', KEYS[6], id)
   local state, step, alone, crashes, cancel, ttl, waiter, attempts, token, created, backoff, mark =
     unpack(read(id, 's', 'p', 'x', 'k', 'cr', 'l', 'w', 'a', 't', 'c', 'rb', 'xa'))
   local r = {id = id, step = step, alone = alone, crashes = crashes, ttl = ttl, waiter = waiter, token = token,
     attempts = attempts, created = created, backoff = backoff, mark = mark, how = how, traceback = traceback, run = run}
-  redis.call('ZREM', KEYS[5], id)
-  redis.call('HDEL', KEYS[6], id)
+  call('ZREM', KEYS[5], id)
+  call('HDEL', KEYS[6], id)
   if state and state ~= 'r' then return 'gone' end
   if cancel then
     if mode == 'free' then undo_start(id, attempts) else note_run(id, run) end
@@ -105,7 +105,7 @@ local function release(id, mode, losses, queue, how, traceback, run)
   if not raw then
     -- Another program removed the message from `held`. The job can never run, so it ends with an error.
     if state then
-      finish_failed(id, ttl or DEFAULT_TTL_S, waiter, 'ReplicaLost', 'replica-lost',
+      finish_failed(id, ttl, waiter, 'ReplicaLost', 'replica-lost',
         'the message of the job was removed from Redis while it was leased', {}, queue)
     end
     return 'gone'
@@ -118,16 +118,16 @@ local function release(id, mode, losses, queue, how, traceback, run)
     if outcome then return outcome end
   end
   local s = STEP_INDEX[step or '0'] or 1
-  redis.call('RPUSH', KEYS[s], raw)
-  redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], -1)
+  call('RPUSH', KEYS[s], raw)
+  call('HINCRBY', KEYS[7], 'out' .. STEPS[s], -1)
   -- Without a record (it was deleted) the message is like a stock client's: its claim makes a new one.
   if state then
     if mode == 'free' then
-      redis.call('HSET', JOB .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
+      call('HSET', keys.job .. id, 's', 'q', 'a', math.max(0, (tonumber(attempts or '0') or 0) - 1))
     else
-      redis.call('HSET', JOB .. id, 's', 'q', 'x', r.next)
+      call('HSET', keys.job .. id, 's', 'q', 'x', r.next)
     end
-    redis.call('HDEL', JOB .. id, 't', 'st', 'xa')
+    call('HDEL', keys.job .. id, 't', 'st', 'xa')
   end
   return 'queued'
 end

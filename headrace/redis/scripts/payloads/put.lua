@@ -10,22 +10,22 @@
 local entry, ref, limit, size, share, owner, body = ARGV[1], ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[6], ARGV[7], ARGV[8]
 local job = string.match(entry, '^%S+ (%S+) %S+ r$')
 if job then owner = read(job, 'ky')[1] or '' end
-redis.call('ZCARD', PAYLOADS)
+call('ZCARD', keys.PAYLOADS)
 local total = counted()
 -- A repeat, after a broken connection or with the payload.
-local again = size > 0 and redis.call('HEXISTS', PAYLOAD_SIZES, ref) == 1
+local again = size > 0 and call('HEXISTS', keys.PAYLOAD_SIZES, ref) == 1
 if size > 0 and not again then
   if in_redis(ref) and limit ~= '' and total + size > tonumber(limit) then return {0, whole(total)} end
   local used = owner ~= '' and share ~= '' and counted(owner)
   if used and used + size > tonumber(share) then return {2, whole(used), owner} end
 end
-if limit == '' then begin_with_removal(PAYLOADS) end
-local noted = redis.pcall('ZADD', PAYLOADS, whole(NOW_US + tonumber(ARGV[3])), entry)
+if limit == '' then begin_with_removal(keys.PAYLOADS) end
+local noted = try('ZADD', keys.PAYLOADS, whole(NOW_US + tonumber(ARGV[3])), entry)
 if type(noted) == 'table' then
   -- Refused before anything was written; see jobs/submit.lua.
   if string.find(noted.err, 'OOM', 1, true) then noted.err = "OOM command not allowed when used memory > 'maxmemory'." end
   return redis.error_reply(noted.err)
 end
-if body then redis.call('SET', PAYLOAD .. string.match(ref, ':(.*)'), body) end
+if body then call('SET', keys.payload .. string.match(ref, ':(.*)'), body) end
 if size > 0 and not again then count_payload(ref, ARGV[5], owner) end
 return {1, whole(counted())}

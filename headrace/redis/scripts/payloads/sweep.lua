@@ -10,10 +10,10 @@ local NEEDED_US, DELETING_US, SECOND_US = 600000000, 60000000, 1000000
 
 -- Whether a job is a dead letter of its model, in the queue of any version.
 local function is_dead_letter(model, id)
-  if redis.call('EXISTS', keys.letters .. queue_of(model) .. ':' .. id) == 1 then return true end
-  local versions = redis.pcall('ZRANGE', keys.versions .. model, 0, -1)
+  if call('EXISTS', keys.letters .. queue_of(model) .. ':' .. id) == 1 then return true end
+  local versions = try('ZRANGE', keys.versions .. model, 0, -1)
   for _, version in ipairs(versions) do
-    if redis.call('EXISTS', keys.letters .. queue_of(model, version) .. ':' .. id) == 1 then return true end
+    if call('EXISTS', keys.letters .. queue_of(model, version) .. ':' .. id) == 1 then return true end
   end
   return false
 end
@@ -31,9 +31,9 @@ local function input_needed_us(ref, id, model)
   local state, input, owner = unpack(read(id, 's', 'ir', 'ky'))
   if input and input ~= ref then return nil end
   if input and not (state and FINAL[state]) then return NEEDED_US end
-  if redis.call('EXISTS', FAILED .. id) == 1 then
+  if call('EXISTS', keys.failed .. id) == 1 then
     if has_room(ref, owner) then return NEEDED_US end
-    redis.call('UNLINK', FAILED .. id)
+    call('UNLINK', keys.failed .. id)
   end
   return is_dead_letter(model, id) and NEEDED_US or nil
 end
@@ -44,30 +44,30 @@ local function result_needed_us(ref, id)
   if not state then return nil end
   if not FINAL[state] then return NEEDED_US end
   if not result or string.sub(result, 1, #ref + 1) ~= ref .. ' ' then return nil end
-  local ttl_ms = redis.call('PTTL', JOB .. id)
+  local ttl_ms = call('PTTL', keys.job .. id)
   if ttl_ms < 0 then return NEEDED_US end
-  redis.call('PEXPIRE', PAYLOAD .. string.match(ref, ':(.*)'), ttl_ms)
+  call('PEXPIRE', keys.payload .. string.match(ref, ':(.*)'), ttl_ms)
   return ttl_ms * 1000 + SECOND_US
 end
 
 -- The same for a part of a file, which is written before the list of parts names it.
 local function part_needed_us(ref, id)
   local file = keys.file .. id
-  if redis.call('TYPE', file .. ':parts').ok ~= 'zset' or not redis.call('ZSCORE', file .. ':parts', ref) then return nil end
-  local ttl_ms = redis.call('PTTL', file)
+  if call('TYPE', file .. ':parts').ok ~= 'zset' or not call('ZSCORE', file .. ':parts', ref) then return nil end
+  local ttl_ms = call('PTTL', file)
   if ttl_ms < -1 then return nil end
   return ttl_ms < 0 and NEEDED_US or math.min(NEEDED_US, ttl_ms * 1000 + SECOND_US)
 end
 
-redis.call('HLEN', PAYLOAD_SIZES)
+call('HLEN', keys.PAYLOAD_SIZES)
 local entries = {}
 if tonumber(ARGV[1]) > 0 then
-  entries = redis.call('ZRANGEBYSCORE', PAYLOADS, '-inf', NOW, 'LIMIT', 0, ARGV[1])
+  entries = call('ZRANGEBYSCORE', keys.PAYLOADS, '-inf', NOW, 'LIMIT', 0, ARGV[1])
 end
 for i = 4, #ARGV do
-  if redis.call('ZSCORE', PAYLOADS, ARGV[i]) then entries[#entries + 1] = ARGV[i] end
+  if call('ZSCORE', keys.PAYLOADS, ARGV[i]) then entries[#entries + 1] = ARGV[i] end
 end
-begin_with_removal(PAYLOADS)
+begin_with_removal(keys.PAYLOADS)
 local answer = {#entries}
 for _, entry in ipairs(entries) do
   local ref, id, model, kind = string.match(entry, '^(%l[%l%d]*:%x+) (%S+) (%S+) ([irf])$')
@@ -76,15 +76,15 @@ for _, entry in ipairs(entries) do
   if kind == 'r' then wait_us = result_needed_us(ref, id) end
   if kind == 'f' then wait_us = part_needed_us(ref, id) end
   if wait_us then
-    redis.call('ZADD', PAYLOADS, whole(NOW_US + wait_us), entry)
+    call('ZADD', keys.PAYLOADS, whole(NOW_US + wait_us), entry)
   elseif ref and not in_redis(ref) then
-    redis.call('ZADD', PAYLOADS, whole(NOW_US + DELETING_US), entry)
+    call('ZADD', keys.PAYLOADS, whole(NOW_US + DELETING_US), entry)
     uncount_payload(ref)
     answer[#answer + 1] = entry
   else
-    redis.call('ZREM', PAYLOADS, entry)
+    call('ZREM', keys.PAYLOADS, entry)
     if ref then
-      redis.call('UNLINK', PAYLOAD .. string.match(ref, ':(.*)'))
+      call('UNLINK', keys.payload .. string.match(ref, ':(.*)'))
       uncount_payload(ref)
     end
   end

@@ -11,7 +11,7 @@ local ours, types, refused = {}, {}, 0
 for i = 2, #ARGV, 7 do
   local id = ARGV[i]
   local token, state, log = unpack(read(id, 't', 's', 'pc'))
-  local key = PIECES .. id
+  local key = keys.pieces .. id
   if not types[id] then types[id] = call('TYPE', key).ok end
   if token == ARGV[i + 1] and state == 'r' and (types[id] == 'stream' or types[id] == 'none') then
     ours[#ours + 1] = {i, id, key}
@@ -20,7 +20,7 @@ for i = 2, #ARGV, 7 do
   end
 end
 if #ours == 0 then return refused end
-begin_with_removal(PAYLOADS)
+begin_with_removal(keys.PAYLOADS)
 local changed, grown = {}, {}
 
 local function append(i, id, key, token, base, last)
@@ -39,15 +39,15 @@ local function append(i, id, key, token, base, last)
   if to > last then
     local name = whole(to) .. '-' .. run
     if more == '' then
-      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, name, 'p', entry)
+      call('XADD', key, 'MAXLEN', '~', keys.PIECES_MAX, name, 'p', entry)
     else
       local field = string.sub(more, 1, 1) == '{' and 'h' or 't'
-      call('XADD', key, 'MAXLEN', '~', PIECES_MAX, name, 'p', entry, field, more)
+      call('XADD', key, 'MAXLEN', '~', keys.PIECES_MAX, name, 'p', entry, field, more)
     end
     last = to
   end
-  call('HSET', JOB .. id, 'pc', table.concat({ARGV[i + 1], whole(base), whole(last), run}, ' '))
-  if token ~= ARGV[i + 1] then call('EXPIRE', key, PIECES_TTL_S) end
+  call('HSET', keys.job .. id, 'pc', table.concat({ARGV[i + 1], whole(base), whole(last), run}, ' '))
+  if token ~= ARGV[i + 1] then call('EXPIRE', key, keys.PIECES_TTL_S) end
   if not changed[id] then
     changed[id] = true
     grown[#grown + 1] = id
@@ -56,7 +56,7 @@ end
 
 for _, row in ipairs(ours) do
   local i, id = row[1], row[2]
-  local token, base, last, run = string.match(call('HGET', JOB .. id, 'pc') or '', '^(%S+) (%d+) (%d+) (%d+)$')
+  local token, base, last, run = string.match(call('HGET', keys.job .. id, 'pc') or '', '^(%S+) (%d+) (%d+) (%d+)$')
   local mark = ARGV[i + 5] == '' and ARGV[i + 4] ~= '0'
   if token == ARGV[i + 1] and run ~= ARGV[i + 2] and not mark then
     refused = refused + 1
@@ -64,5 +64,5 @@ for _, row in ipairs(ours) do
     append(i, id, row[3], token, tonumber(base or '0'), tonumber(last or '0'))
   end
 end
-if #grown > 0 then call('PUBLISH', PIECE_NEWS .. ARGV[1], table.concat(grown, ' ')) end
+if #grown > 0 then call('PUBLISH', keys.piece_channel .. ARGV[1], table.concat(grown, ' ')) end
 return refused

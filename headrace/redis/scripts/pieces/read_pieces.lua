@@ -13,7 +13,7 @@ end
 
 -- The run of the reader's place, and whether the log has lost it.
 local function place(id, key, after, run)
-  local record = try('HGET', JOB .. id, 'pc')
+  local record = try('HGET', keys.job .. id, 'pc')
   if run ~= '' and run == string.match(type(record) == 'string' and record or '', '%d+$') then return run, false end
   local found = run_of(try('XRANGE', key, whole(after) .. '-0', '+', 'COUNT', 1))
   if run == '' then return found or '', not found end
@@ -23,7 +23,7 @@ local function place(id, key, after, run)
 end
 
 for i = 3, #ARGV, 3 do
-  local key, after, run, lost = PIECES .. ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], false
+  local key, after, run, lost = keys.pieces .. ARGV[i], tonumber(ARGV[i + 1]), ARGV[i + 2], false
   if after > 0 then
     run, lost = place(ARGV[i], key, after, run)
     if lost then after, run = 0, '' end

@@ -11,18 +11,18 @@ for i = 5, #ARGV do
   local of, result, model = unpack(read(ARGV[i], 's', 'rr', 'm'))
   if of == 's' then freed[#freed + 1] = {ARGV[i], result, model} end
 end
-begin_with_removal(PAYLOADS)
+begin_with_removal(keys.PAYLOADS)
 for _, one in ipairs(freed) do
   local id, result, model = unpack(one, 1, 3)
-  redis.call('UNLINK', META .. id)
-  redis.call('HDEL', JOB .. id, 'rr', 'r')
-  redis.call('HSET', JOB .. id, 'fd', '1')
+  call('UNLINK', keys.meta .. id)
+  call('HDEL', keys.job .. id, 'rr', 'r')
+  call('HSET', keys.job .. id, 'fd', '1')
   if result and model then
-    redis.pcall('ZADD', PAYLOADS, 'XX', NOW, string.match(result, '^%S*') .. ' ' .. id .. ' ' .. model .. ' r')
+    try('ZADD', keys.PAYLOADS, 'XX', NOW, string.match(result, '^%S*') .. ' ' .. id .. ' ' .. model .. ' r')
   end
 end
-redis.call('HSET', JOB .. ARGV[1], 'sg', ARGV[3])
-if not started then redis.call('HSET', JOB .. ARGV[1], 'st', ARGV[4]) end
+call('HSET', keys.job .. ARGV[1], 'sg', ARGV[3])
+if not started then call('HSET', keys.job .. ARGV[1], 'st', ARGV[4]) end
 if task then send_start_task(ARGV[1], owner, task) end
-redis.call('PUBLISH', NEWS .. ARGV[1], '')
+call('PUBLISH', keys.progress_channel .. ARGV[1], '')
 return 1

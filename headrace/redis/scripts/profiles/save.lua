@@ -5,11 +5,11 @@
 -- Returns {1}; {0} if a requested profile is gone or has ended.
 local PROFILE = keys.profile .. ARGV[1]
 if ARGV[2] == '' then
-  if redis.call('HGET', PROFILE, 'state') ~= 'running' then return {0} end
+  if call('HGET', PROFILE, 'state') ~= 'running' then return {0} end
 else
-  redis.call('HSET', PROFILE, 'request', ARGV[2], 'of', ARGV[3], 'at', NOW, 'until', NOW)
+  call('HSET', PROFILE, 'request', ARGV[2], 'of', ARGV[3], 'at', NOW, 'until', NOW)
 end
-redis.call('HSET', PROFILE, 'state', ARGV[4] == '' and 'done' or 'failed', 'error', ARGV[4])
-for i = 7, #ARGV, 2 do redis.call('HSET', PROFILE, 'file:' .. ARGV[i], ARGV[i + 1]) end
+call('HSET', PROFILE, 'state', ARGV[4] == '' and 'done' or 'failed', 'error', ARGV[4])
+for i = 7, #ARGV, 2 do call('HSET', PROFILE, 'file:' .. ARGV[i], ARGV[i + 1]) end
 keep_profile(ARGV[1], ARGV[5], ARGV[6])
 return {1}

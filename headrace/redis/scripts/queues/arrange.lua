@@ -7,7 +7,7 @@
 -- A message that moves leaves a tombstone, so that its neighbours keep their places. What is no waiting job of ours with
 -- an entry in the order keeps its place, and comes before all that move. The types of all keys are read first, and the first
 -- write removes something (see begin_with_removal).
-local queue, chosen, moved_count = ARGV[1], 0, 0
+local chosen, moved_count = 0, 0
 -- How many jobs, messages at the head, entries and API keys one call looks at in a list.
 local ROOM_MAX, LOOK_MAX, PICK_MAX, KEYS_MAX = 512, 512, 1024, 64
 -- For how long the shares of idle API keys are kept.
@@ -65,7 +65,7 @@ end
 -- The waiting job of an entry whose message is at its place behind `front`; nil if it is not.
 local function job_at(a, entry, ticket, front)
   local id = string.match(entry, '(%S+)$')
-  local r = try('HMGET', JOB .. id, 's', 'n', 'tk')
+  local r = try('HMGET', keys.job .. id, 's', 'n', 'tk')
   if r.err or r[1] ~= 'q' or tonumber(r[2]) ~= ticket or not r[3] then return nil end
   local place = ticket - a.out
   if place <= front or place > a.length then return nil end
@@ -100,7 +100,7 @@ end
 -- Whether the message at a place is that of a job in the order.
 local function is_ordered(a, raw, place)
   local id = own_id(raw)
-  local r = id and try('HMGET', JOB .. id, 's', 'n', 'tk', 'ky')
+  local r = id and try('HMGET', keys.job .. id, 's', 'n', 'tk', 'ky')
   if not r or r.err or r[1] ~= 'q' or not r[3] or tonumber(r[2]) ~= a.out + place then return false end
   return call('ZSCORE', a.order, order_entry(r[3], r[4], tonumber(r[2]), id)) ~= false
 end
@@ -144,7 +144,7 @@ local function move(a, front, moved)
   in_chunks('RPUSH', a.list, raws)
   in_chunks('RPUSH', a.list, kept)
   a.out = a.out - #moved
-  for k, job in ipairs(moved) do call('HSET', JOB .. job.id, 'n', whole(a.out + front + k)) end
+  for k, job in ipairs(moved) do call('HSET', keys.job .. job.id, 'n', whole(a.out + front + k)) end
   call('HINCRBY', KEYS[7], 'out' .. a.step, -#moved)
   call('HINCRBY', KEYS[7], 'tomb' .. a.step, #moved)
   moved_count, chosen = moved_count + #moved, chosen + #moved

@@ -12,7 +12,7 @@ end
 
 local function waiting_since(list)
   for i = 1, HEADS do
-    local raw = redis.call('LINDEX', list, -i)
+    local raw = call('LINDEX', list, -i)
     if not raw then return nil end
     if raw ~= TOMBSTONE then
       local id = id_in(raw)
@@ -25,13 +25,13 @@ end
 
 -- A key of the wrong type counts as empty, so that the other queues can be read.
 local function size(command, key)
-  local n = redis.pcall(command, key)
+  local n = try(command, key)
   return type(n) == 'number' and n or 0
 end
 
 -- The state of one queue, as in the reply.
 local function look(queue)
-  local tombs = redis.pcall('HMGET', keys.count .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
+  local tombs = try('HMGET', keys.count .. queue, 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
   local row = {}
   for s = 1, 4 do
     local list = list_of(queue, s)
@@ -60,13 +60,13 @@ local FORGET_US = 3600 * 1000000
 
 local function add_versions(row, queue)
   local model, version = model_of(queue)
-  local found = version == '' and redis.pcall('ZRANGE', keys.versions .. model, 0, -1, 'WITHSCORES') or {}
+  local found = version == '' and try('ZRANGE', keys.versions .. model, 0, -1, 'WITHSCORES') or {}
   for k = 1, #found, 2 do
     local own = queue_of(model, found[k])
     if is_used(own) then
       add(row, look(own))
     elseif tonumber(found[k + 1]) < NOW_US - FORGET_US then
-      redis.call('ZREM', keys.versions .. model, found[k])
+      call('ZREM', keys.versions .. model, found[k])
     end
   end
 end

@@ -7,12 +7,12 @@
 -- An id whose record has expired, or belongs to another model, is removed from the index.
 local model, before, before_id, since, states = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
 local most, most_looked, owner = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8] ~= '' and ARGV[8]
-local index = INDEX .. model
+local index = keys.job_index .. model
 local answer, gone, looked, last, last_id = {1, before, before_id}, {}, 0, before, before_id
 
 -- Nothing changes while this runs, so that ranks can be used; members of equal score that were seen are skipped.
-local rank = before == '' and 0 or redis.call('ZCOUNT', index, '(' .. before, '+inf')
-local total = redis.call('ZCARD', index)
+local rank = before == '' and 0 or call('ZCOUNT', index, '(' .. before, '+inf')
+local total = call('ZCARD', index)
 
 -- By bytes, as Redis orders members of equal score; Lua's own comparison follows the server's locale.
 local function below(a, b)
@@ -53,7 +53,7 @@ local function full() return #answer >= 3 + 2 * most or looked >= most_looked en
 
 local ended = false
 while not ended and not full() do
-  local part = redis.call('ZREVRANGE', index, rank, rank + 99, 'WITHSCORES')
+  local part = call('ZREVRANGE', index, rank, rank + 99, 'WITHSCORES')
   ended = #part == 0
   for i = 1, #part, 2 do
     local id, created = part[i], whole(tonumber(part[i + 1]))

@@ -23,18 +23,18 @@ local function cancel(id, raw)
 end
 
 local function purge_list(s)
-  local raws = redis.call('LRANGE', KEYS[s], -(limit - removed), -1)
+  local raws = call('LRANGE', KEYS[s], -(limit - removed), -1)
   if #raws == 0 then return end
-  redis.call('LTRIM', KEYS[s], 0, -(#raws + 1))
-  redis.call('HINCRBY', KEYS[7], 'out' .. STEPS[s], #raws)
+  call('LTRIM', KEYS[s], 0, -(#raws + 1))
+  call('HINCRBY', KEYS[7], 'out' .. STEPS[s], #raws)
   for k = #raws, 1, -1 do
     local id = raws[k] ~= TOMBSTONE and id_in(raws[k])
-    local step = id and redis.call('HGET', KEYS[11], id)
+    local step = id and call('HGET', KEYS[11], id)
     if not id and raws[k] == TOMBSTONE then
-      redis.call('HINCRBY', KEYS[7], 'tomb' .. STEPS[s], -1)
+      call('HINCRBY', KEYS[7], 'tomb' .. STEPS[s], -1)
     elseif step then
-      redis.call('HDEL', KEYS[11], id)
-      redis.call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
+      call('HDEL', KEYS[11], id)
+      call('HINCRBY', KEYS[7], 'tomb' .. step, -1)
       save_orphaned_end(ARGV[1], id, raws[k], meta_json(id, 'REVOKED', REVOKED))
     elseif id then
       cancel(id, raws[k])
@@ -48,14 +48,14 @@ for s = 1, 4 do
   if removed < limit then purge_list(s) end
 end
 if removed < limit then
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[8], 0, limit - removed - 1)) do
-    local raw = redis.call('HGET', KEYS[9], id)
-    redis.call('ZREM', KEYS[8], id)
-    redis.call('HDEL', KEYS[9], id)
+  for _, id in ipairs(call('ZRANGE', KEYS[8], 0, limit - removed - 1)) do
+    local raw = call('HGET', KEYS[9], id)
+    call('ZREM', KEYS[8], id)
+    call('HDEL', KEYS[9], id)
     cancel(id, raw)
     removed = removed + 1
   end
 end
-local left = redis.call('ZCARD', KEYS[8])
-for s = 1, 4 do left = left + redis.call('LLEN', KEYS[s]) end
+local left = call('ZCARD', KEYS[8])
+for s = 1, 4 do left = left + call('LLEN', KEYS[s]) end
 return {cancelled, removed, left}

@@ -2,7 +2,7 @@
 check_types(false)
 local removed = 0
 for i = 2, #ARGV do
-  redis.call('ZREM', KEYS[10], ARGV[i])
-  removed = removed + redis.call('UNLINK', keys.letters .. ARGV[1] .. ':' .. ARGV[i])
+  call('ZREM', KEYS[10], ARGV[i])
+  removed = removed + call('UNLINK', keys.letters .. ARGV[1] .. ':' .. ARGV[i])
 end
 return removed

@@ -8,29 +8,29 @@ local prefix = keys.letters .. ARGV[1] .. ':'
 local UNCLAIMED_S = 30 * 86400
 
 local function requeue(name)
-  local found = redis.pcall('HMGET', prefix .. name, 'raw', 'id', 'step', 'created')
+  local found = try('HMGET', prefix .. name, 'raw', 'id', 'step', 'created')
   local raw, id, step, born = found[1], found[2], found[3], found[4]
   if found.err or not raw then
-    redis.call('ZREM', KEYS[10], name)
+    call('ZREM', KEYS[10], name)
     return 'unknown'
   end
   if not id or id == '' then return 'unreadable' end
   local state, owner, created = unpack(read(id, 's', 'ky', 'c'))
   -- The message of a cancelled job of that id is still in a list, and its tomb entry would drop this one instead.
-  if (state and not FINAL[state]) or redis.call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
+  if (state and not FINAL[state]) or call('HEXISTS', KEYS[11], id) == 1 then return 'alive' end
   -- A dead letter outlives its job's record. If another job has the id by now, perhaps of another model, it must not lose
   -- its result.
   if created and created ~= born then return 'alive' end
   local s = STEP_INDEX[step or '0'] or 1
-  redis.call('ZREM', KEYS[10], name)
-  redis.call('UNLINK', prefix .. name)
+  call('ZREM', KEYS[10], name)
+  call('UNLINK', prefix .. name)
   requeue_job(ARGV[1], s, id, raw, state, owner)
   if not state then
     -- Its input in the payload store is needed until it has run, so the record names it.
     local ref = string.match(raw, '"ref":"(%l[%l%d]*:%x+)"')
     -- If the record's key has another type, the claim reports it.
-    if ref and type(redis.pcall('HSET', JOB .. id, 'ir', ref)) == 'number' then
-      redis.call('EXPIRE', JOB .. id, UNCLAIMED_S)
+    if ref and type(try('HSET', keys.job .. id, 'ir', ref)) == 'number' then
+      call('EXPIRE', keys.job .. id, UNCLAIMED_S)
     end
   end
   return 'queued'

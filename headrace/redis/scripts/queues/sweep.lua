@@ -13,26 +13,26 @@ local promoted, reaped = 0, 0
 
 -- A due message whose job ended meanwhile is dropped. One whose record was deleted is like a stock client's.
 local function promote(id)
-  local raw = redis.call('HGET', KEYS[9], id)
+  local raw = call('HGET', KEYS[9], id)
   local state, step = unpack(read(id, 's', 'p'))
-  redis.call('ZREM', KEYS[8], id)
-  redis.call('HDEL', KEYS[9], id)
+  call('ZREM', KEYS[8], id)
+  call('HDEL', KEYS[9], id)
   if not raw or (state and state ~= 'd') then return end
   local s = STEP_INDEX[step or '0'] or 1
-  local out = redis.call('HGET', KEYS[7], 'out' .. STEPS[s])
-  local ticket = redis.call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
+  local out = call('HGET', KEYS[7], 'out' .. STEPS[s])
+  local ticket = call('LPUSH', KEYS[s], raw) + (tonumber(out or '0') or 0)
   if state then
     leave_order(ARGV[1], id)
-    redis.call('HSET', JOB .. id, 's', 'q', 'n', ticket, 'j', NOW)
+    call('HSET', keys.job .. id, 's', 'q', 'n', ticket, 'j', NOW)
     join_order(ARGV[1], s, id, ticket)
   end
   promoted = promoted + 1
 end
 
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[8], '-inf', NOW, 'LIMIT', 0, limit)) do promote(id) end
+for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[8], '-inf', NOW, 'LIMIT', 0, limit)) do promote(id) end
 if NOW_US <= tonumber(ARGV[2]) then
   local expired = {}
-  for i, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
+  for i, id in ipairs(call('ZRANGEBYSCORE', KEYS[5], '-inf', NOW, 'LIMIT', 0, limit)) do
     expired[i] = {id = id, token = tonumber(read(id, 't')[1] or '0') or 0}
   end
   for _, c in ipairs(latest_first(expired)) do release(c.id, 'lost', ARGV[3], ARGV[1], WITH_WORKER) end
@@ -41,23 +41,23 @@ if NOW_US <= tonumber(ARGV[2]) then
 end
 
 -- Tombstones of messages that another program removed (celery purge, DEL) would make a queue look shorter for ever.
-local left, total, entombed = {}, 0, redis.call('HLEN', KEYS[11]) > 0
-local tombs = redis.call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
+local left, total, entombed = {}, 0, call('HLEN', KEYS[11]) > 0
+local tombs = call('HMGET', KEYS[7], 'tomb0', 'tomb3', 'tomb6', 'tomb9', 'tokens')
 for s = 1, 4 do
-  local length = redis.call('LLEN', KEYS[s])
+  local length = call('LLEN', KEYS[s])
   left[s], total = length, total + length
-  if length == 0 and tombs[s] and tombs[s] ~= '0' then redis.call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
+  if length == 0 and tombs[s] and tombs[s] ~= '0' then call('HDEL', KEYS[7], 'tomb' .. STEPS[s]) end
 end
-if entombed and total == 0 then redis.call('UNLINK', KEYS[11]) end
+if entombed and total == 0 then call('UNLINK', KEYS[11]) end
 -- The same for tokens and the order of jobs, which end with these.
-if tombs[5] and total == 0 and redis.call('ZCARD', KEYS[5]) == 0 and redis.call('ZCARD', KEYS[8]) == 0 then
-  redis.call('HDEL', KEYS[7], 'tokens')
+if tombs[5] and total == 0 and call('ZCARD', KEYS[5]) == 0 and call('ZCARD', KEYS[8]) == 0 then
+  call('HDEL', KEYS[7], 'tokens')
   for s = 1, 4 do
-    if type(redis.pcall('ZCARD', keys.order .. KEYS[s])) == 'number' then redis.call('UNLINK', keys.order .. KEYS[s]) end
+    if type(try('ZCARD', keys.order .. KEYS[s])) == 'number' then call('UNLINK', keys.order .. KEYS[s]) end
   end
 end
 if paused then left[1] = -1 end
-local due = redis.call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
+local due = call('ZRANGE', KEYS[8], 0, 0, 'WITHSCORES')
 local answer = {promoted, reaped, due[2] and math.max(0, tonumber(due[2]) - NOW_US) or -1,
   left[1], left[2], left[3], left[4], NOW, 0}
 
@@ -72,7 +72,7 @@ local function add_used(queue)
 end
 if version == '' then
   if (ARGV[6] or '') ~= '' then add_used(ARGV[6]) end
-  local versions = redis.pcall('ZRANGE', keys.versions .. model, 0, VERSIONS_MAX - 1)
+  local versions = try('ZRANGE', keys.versions .. model, 0, VERSIONS_MAX - 1)
   for _, one in ipairs(versions) do
     local queue = queue_of(model, one)
     if queue ~= ARGV[6] then add_used(queue) end
@@ -84,17 +84,17 @@ end
 -- Removes jobs whose record has expired from the index of the model: some at a place that differs each time.
 local INDEX_LOOKED = 200
 local function clean_index()
-  local index = INDEX .. model
-  local total = redis.pcall('ZCARD', index)
+  local index = keys.job_index .. model
+  local total = try('ZCARD', index)
   if type(total) ~= 'number' or total == 0 then return end
   local from = NOW_US % total
-  local ids, records, gone = redis.call('ZRANGE', index, from, from + INDEX_LOOKED - 1), {}, {}
-  for i, id in ipairs(ids) do records[i] = JOB .. id end
-  if redis.call('EXISTS', unpack(records)) == #ids then return end
+  local ids, records, gone = call('ZRANGE', index, from, from + INDEX_LOOKED - 1), {}, {}
+  for i, id in ipairs(ids) do records[i] = keys.job .. id end
+  if call('EXISTS', unpack(records)) == #ids then return end
   for i, id in ipairs(ids) do
-    if redis.call('EXISTS', records[i]) == 0 then gone[#gone + 1] = id end
+    if call('EXISTS', records[i]) == 0 then gone[#gone + 1] = id end
   end
-  redis.call('ZREM', index, unpack(gone))
+  call('ZREM', index, unpack(gone))
 end
 if version == '' then clean_index() end
 
@@ -103,19 +103,19 @@ if version == '' then clean_index() end
 local ORPHANED_MAX_BYTES, SENDING_US = 1048576, 60000000
 local function hand_out(most)
   local orphaned, ends, bytes = keys.orphaned .. ARGV[1], keys.orphaned_ends .. ARGV[1], 0
-  local names = most > 0 and redis.pcall('ZRANGEBYSCORE', orphaned, '-inf', NOW, 'LIMIT', 0, most) or {}
+  local names = most > 0 and try('ZRANGEBYSCORE', orphaned, '-inf', NOW, 'LIMIT', 0, most) or {}
   if names.err or #names == 0 then return end
   begin_with_removal(orphaned)
   for _, name in ipairs(names) do
     if bytes >= ORPHANED_MAX_BYTES then return end
-    local ending = redis.pcall('HGET', ends, name)
+    local ending = try('HGET', ends, name)
     if type(ending) == 'string' then
-      redis.call('ZADD', orphaned, whole(NOW_US + SENDING_US), name)
+      call('ZADD', orphaned, whole(NOW_US + SENDING_US), name)
       answer[#answer + 1] = name
       answer[#answer + 1] = ending
       bytes = bytes + #ending
     else
-      redis.call('ZREM', orphaned, name)
+      call('ZREM', orphaned, name)
     end
   end
 end

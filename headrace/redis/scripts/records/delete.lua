@@ -6,14 +6,14 @@
 local owner, names, deleted, n = ARGV[1], {}, {}, 0
 for i = 2, #ARGV do
   local id = ARGV[i]
-  local job = JOB .. id
+  local job = keys.job .. id
   local state = try('HGET', job, 's')
   -- Only a failed job can be a dead letter, and most jobs have not failed.
   local ended = FINAL[state] and (state == 's' or call('HEXISTS', job, 'dl') == 0)
   if ended and not deleted[id] and (owner == '' or owner == (call('HGET', job, 'ky') or '-')) then
     deleted[id] = true
     if state == 'f' then forget_failure(id) end
-    names[n + 1], names[n + 2], names[n + 3] = job, META .. id, PIECES .. id
+    names[n + 1], names[n + 2], names[n + 3] = job, keys.meta .. id, keys.pieces .. id
     n = n + 3
   end
 end

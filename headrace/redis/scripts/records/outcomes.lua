@@ -9,20 +9,20 @@ for i = 2, #ARGV do
   local id = ARGV[i]
   local row
   if owner == '' then
-    row = try('HMGET', JOB .. id, 's', 'a', 'tm', 'c', 'en', 'dw', 'r')
+    row = try('HMGET', keys.job .. id, 's', 'a', 'tm', 'c', 'en', 'dw', 'r')
   else
-    row = try('HMGET', JOB .. id, 's', 'a', 'tm', 'c', 'en', 'dw', 'r', 'ky')
+    row = try('HMGET', keys.job .. id, 's', 'a', 'tm', 'c', 'en', 'dw', 'r', 'ky')
   end
   local state = row[1]
   if not state or not (owner == '' or owner == (row[OWNER] or '-')) then
     answer[i - 1] = 0
   elseif not FINAL[state] then
-    answer[i - 1] = state == 'r' and call('HEXISTS', JOB .. id, 'st') == 0 and 'q' or state
+    answer[i - 1] = state == 'r' and call('HEXISTS', keys.job .. id, 'st') == 0 and 'q' or state
   else
     row[OWNER] = nil
     if not row[7] then
       local kind, err, stored = unpack(read(id, 'rt', 'e', 'rr'))
-      local meta = state == 's' and not stored and try('GET', META .. id)
+      local meta = state == 's' and not stored and try('GET', keys.meta .. id)
       row[7], row[8], row[9] = kind or '', err or '', stored or ''
       row[10] = type(meta) == 'string' and meta or ''
     end

@@ -6,10 +6,10 @@ for i = 1, #ARGV, 3 do
   if token == ARGV[i + 1] and state == 'r' then ours[#ours + 1] = i end
 end
 if #ours == 0 then return 0 end
-begin_with_removal(PAYLOADS)
+begin_with_removal(keys.PAYLOADS)
 for _, i in ipairs(ours) do
   -- With its token, so that readers ignore it after the next claim.
-  redis.call('HSET', JOB .. ARGV[i], 'pg', ARGV[i + 1] .. ' ' .. ARGV[i + 2])
-  redis.call('PUBLISH', NEWS .. ARGV[i], '')
+  call('HSET', keys.job .. ARGV[i], 'pg', ARGV[i + 1] .. ' ' .. ARGV[i + 2])
+  call('PUBLISH', keys.progress_channel .. ARGV[i], '')
 end
 return #ours

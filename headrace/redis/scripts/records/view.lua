@@ -13,7 +13,7 @@ end
 local answer = {}
 for i = 2, #ARGV do
   local id = ARGV[i]
-  local record = redis.pcall('HGETALL', JOB .. id)
+  local record = try('HGETALL', keys.job .. id)
   local f = {}
   for k = 1, #record, 2 do f[record[k]] = record[k + 1] end
   if not f['s'] then
@@ -25,7 +25,7 @@ for i = 2, #ARGV do
     elseif f['s'] == 'd' and f['m'] then
       place = due_of(queue_of(f['m'], f['pv']), id)
     elseif ARGV[1] == '1' and (f['s'] == 's' or f['s'] == 'f') then
-      meta = not f['r'] and redis.call('GET', META .. id) or ''
+      meta = not f['r'] and call('GET', keys.meta .. id) or ''
     end
     if f['r'] and ARGV[1] ~= '1' then record = without(record, 'r') end
     answer[#answer + 1] = {record, meta, place}

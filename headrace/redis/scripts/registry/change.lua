@@ -7,23 +7,23 @@
 local changed = {}
 for i = 5, #ARGV, 4 do
   local name, expected, new = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  local old = redis.call('HGET', keys.MODELS, name) or ''
+  local old = call('HGET', keys.MODELS, name) or ''
   if old ~= new then
     if (string.match(old, '^(%d+) ') or '0') ~= expected then return {-1, name, old} end
     changed[#changed + 1] = i
   end
 end
-if ARGV[1] ~= '' then redis.call('HSET', keys.REGISTRY, 'file', ARGV[1], 'declared', ARGV[2]) end
-if #changed == 0 then return {tonumber(redis.call('HGET', keys.REGISTRY, 'generation') or '0')} end
+if ARGV[1] ~= '' then call('HSET', keys.REGISTRY, 'file', ARGV[1], 'declared', ARGV[2]) end
+if #changed == 0 then return {tonumber(call('HGET', keys.REGISTRY, 'generation') or '0')} end
 for _, i in ipairs(changed) do
   if ARGV[i + 2] == '' then
-    redis.call('HDEL', keys.MODELS, ARGV[i])
+    call('HDEL', keys.MODELS, ARGV[i])
   else
-    redis.call('HSET', keys.MODELS, ARGV[i], ARGV[i + 2])
+    call('HSET', keys.MODELS, ARGV[i], ARGV[i + 2])
   end
-  redis.call('XADD', keys.MODEL_LOG, 'MAXLEN', '~', ARGV[3], '*', 'change', ARGV[i + 3])
+  call('XADD', keys.MODEL_LOG, 'MAXLEN', '~', ARGV[3], '*', 'change', ARGV[i + 3])
 end
-redis.call('HSET', keys.REGISTRY, 'change', ARGV[4])
-local generation = redis.call('HINCRBY', keys.REGISTRY, 'generation', 1)
-redis.call('PUBLISH', keys.MODEL_CHANGES, generation)
+call('HSET', keys.REGISTRY, 'change', ARGV[4])
+local generation = call('HINCRBY', keys.REGISTRY, 'generation', 1)
+call('PUBLISH', keys.MODEL_CHANGES, generation)
 return {generation}

@@ -3,23 +3,23 @@
 --       6 the API key that reports (-: none).
 -- Returns {1 if its end was requested since, else 0; -1 if the run belongs to another key}.
 local RUNS, RUN, OWN = keys.RUNS, keys.run .. ARGV[1], keys.runs_of .. ARGV[6]
-redis.call('HLEN', RUN)
-redis.call('ZCARD', RUNS)
-redis.call('ZCARD', OWN)
-if (redis.call('HGET', RUN, 'ky') or ARGV[6]) ~= ARGV[6] then return {-1} end
-if ARGV[3] == '1' then redis.call('HDEL', RUN, 'cancel') end
-redis.call('HSET', RUN, 'told', ARGV[2], 'at', NOW, 'ky', ARGV[6])
-redis.call('EXPIRE', RUN, ARGV[4])
+call('HLEN', RUN)
+call('ZCARD', RUNS)
+call('ZCARD', OWN)
+if (call('HGET', RUN, 'ky') or ARGV[6]) ~= ARGV[6] then return {-1} end
+if ARGV[3] == '1' then call('HDEL', RUN, 'cancel') end
+call('HSET', RUN, 'told', ARGV[2], 'at', NOW, 'ky', ARGV[6])
+call('EXPIRE', RUN, ARGV[4])
 for _, index in ipairs({RUNS, OWN}) do
-  redis.call('ZADD', index, NOW, ARGV[1])
-  redis.call('EXPIRE', index, ARGV[4])
+  call('ZADD', index, NOW, ARGV[1])
+  call('EXPIRE', index, ARGV[4])
 end
-redis.call('ZREMRANGEBYRANK', RUNS, 0, -1 - tonumber(ARGV[5]))
-for _, old in ipairs(redis.call('ZRANGE', OWN, 0, -1 - tonumber(ARGV[5]))) do
-  redis.call('ZREM', OWN, old)
+call('ZREMRANGEBYRANK', RUNS, 0, -1 - tonumber(ARGV[5]))
+for _, old in ipairs(call('ZRANGE', OWN, 0, -1 - tonumber(ARGV[5]))) do
+  call('ZREM', OWN, old)
   if try('HGET', keys.run .. old, 'ky') == ARGV[6] then
-    redis.call('ZREM', RUNS, old)
-    redis.call('UNLINK', keys.run .. old)
+    call('ZREM', RUNS, old)
+    call('UNLINK', keys.run .. old)
   end
 end
-return {redis.call('HEXISTS', RUN, 'cancel')}
+return {call('HEXISTS', RUN, 'cancel')}

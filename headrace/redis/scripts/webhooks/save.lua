@@ -5,36 +5,36 @@
 --       (+ before it) or ends (-) to send it ('': neither), then deliveries of the job to delete.
 -- A worker that begins without a heartbeat has died meanwhile: then the delivery is due at once.
 -- Returns {1}, or {0, its text by now}.
-local DUE, key, name = keys.DUE_DELIVERIES, HOOK .. ARGV[1], ARGV[2]
+local DUE, key, name = keys.DUE_DELIVERIES, keys.deliveries .. ARGV[1], ARGV[2]
 local member = ARGV[1] .. ' ' .. name
 local sign, worker = string.match(ARGV[10], '^([+-])(.+)$')
-redis.call('ZCARD', DUE)
-local known = redis.call('HGET', key, name) or ''
+call('ZCARD', DUE)
+local known = call('HGET', key, name) or ''
 if known ~= ARGV[3] then return {0, known} end
-redis.call('ZREM', DUE, member)
-redis.call('HSET', key, name, ARGV[4])
+call('ZREM', DUE, member)
+call('HSET', key, name, ARGV[4])
 if ARGV[8] == '-' then
-  redis.call('HDEL', key, 'b:' .. name)
+  call('HDEL', key, 'b:' .. name)
 elseif ARGV[8] ~= '' then
-  redis.call('HSET', key, 'b:' .. name, ARGV[8])
+  call('HSET', key, 'b:' .. name, ARGV[8])
 end
 if ARGV[6] == '' then
-  redis.call('HDEL', key, 'm:' .. name)
+  call('HDEL', key, 'm:' .. name)
 else
-  redis.call('HSET', key, 'm:' .. name, ARGV[7])
-  local dead = sign == '+' and redis.call('EXISTS', keys.background_alive .. worker) == 0
-  redis.call('ZADD', DUE, dead and NOW or whole(NOW_US + tonumber(ARGV[6])), member)
+  call('HSET', key, 'm:' .. name, ARGV[7])
+  local dead = sign == '+' and call('EXISTS', keys.background_alive .. worker) == 0
+  call('ZADD', DUE, dead and NOW or whole(NOW_US + tonumber(ARGV[6])), member)
 end
 if sign == '+' then
-  redis.pcall('SADD', keys.background_sending .. worker, member)
-  redis.call('EXPIRE', keys.background_sending .. worker, 3600)
+  try('SADD', keys.background_sending .. worker, member)
+  call('EXPIRE', keys.background_sending .. worker, 3600)
 elseif sign then
-  redis.pcall('SREM', keys.background_sending .. worker, member)
+  try('SREM', keys.background_sending .. worker, member)
 end
 for i = 11, #ARGV do
-  redis.call('HDEL', key, ARGV[i], 'b:' .. ARGV[i], 'm:' .. ARGV[i])
-  redis.call('ZREM', DUE, ARGV[1] .. ' ' .. ARGV[i])
+  call('HDEL', key, ARGV[i], 'b:' .. ARGV[i], 'm:' .. ARGV[i])
+  call('ZREM', DUE, ARGV[1] .. ' ' .. ARGV[i])
 end
-redis.call('EXPIRE', key, ARGV[5])
-if ARGV[9] ~= '' then redis.pcall('HINCRBY', keys.SHARED_STATS, ARGV[9], 1) end
+call('EXPIRE', key, ARGV[5])
+if ARGV[9] ~= '' then try('HINCRBY', keys.SHARED_STATS, ARGV[9], 1) end
 return {1}

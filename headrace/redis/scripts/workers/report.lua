@@ -2,13 +2,13 @@
 -- ARGV: 1 owner, 2 how many values of fields follow, these, then per counter: key, field, and by how much it grows: a
 --       number, or the numbers of a histogram with spaces between.
 local key, states = keys.worker .. ARGV[1], tonumber(ARGV[2])
-redis.call('HLEN', key); redis.call('ZCARD', keys.WORKERS)
-redis.call('ZREMRANGEBYSCORE', keys.WORKERS, 0, time[1] - keys.WORKER_TTL_S)
-redis.call('HSET', key, unpack(ARGV, 3, 2 + states))
-redis.call('EXPIRE', key, keys.WORKER_TTL_S)
-redis.call('ZADD', keys.WORKERS, time[1], ARGV[1])
+call('HLEN', key); call('ZCARD', keys.WORKERS)
+call('ZREMRANGEBYSCORE', keys.WORKERS, 0, time[1] - keys.WORKER_TTL_S)
+call('HSET', key, unpack(ARGV, 3, 2 + states))
+call('EXPIRE', key, keys.WORKER_TTL_S)
+call('ZADD', keys.WORKERS, time[1], ARGV[1])
 local function add_all(key, field, by)
-  local old = redis.pcall('HGET', key, field)
+  local old = try('HGET', key, field)
   if type(old) == 'table' then return end
   local before, sums, known = string.gmatch(old or '', '%S+'), {}, old and true
   for n in string.gmatch(by, '%S+') do
@@ -17,7 +17,7 @@ local function add_all(key, field, by)
     sums[#sums + 1] = string.format('%.17g', tonumber(n) + (was or 0))
   end
   -- An unreadable counter starts again, as after a reset.
-  redis.pcall('HSET', key, field, known and table.concat(sums, ' ') or by)
+  try('HSET', key, field, known and table.concat(sums, ' ') or by)
 end
 
 -- A counter whose key has another type does not stop the others.
@@ -26,7 +26,7 @@ for i = 3 + states, #ARGV, 3 do
   if string.find(by, ' ', 1, true) then
     add_all(key, field, by)
   else
-    redis.pcall('HINCRBYFLOAT', key, field, by)
+    try('HINCRBYFLOAT', key, field, by)
   end
 end
 return 1

@@ -242,8 +242,8 @@ def test_search(api: ApiServer, server: RedisServer, monkeypatch: pytest.MonkeyP
     assert [job["id"] for job in page] == second[-1:]
     failed = [first[0], second[0]]
     for stretch in (500, 2):
-        monkeypatch.setattr(listing, "STRETCH_JOBS", stretch)
-        monkeypatch.setattr(listing, "PAGE_LOOK_JOBS", 4)
+        monkeypatch.setattr(listing, "CALL_JOBS", stretch)
+        monkeypatch.setattr(listing, "PAGE_JOBS", 4)
         monkeypatch.setattr(failing, "PORTION", stretch)
         assert search(api, metadata="customer=42") == (first + second)[::-1]
         assert search(api, metadata='customer="42"') == second[::-1]

@@ -60,7 +60,7 @@ def test_each_pending_has_its_own_end_and_one_that_is_over_is_forgotten() -> Non
 
         async def wait(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
             began = loop.time()
-            awaited = JobWaiter("a", loop)
+            awaited = JobWaiter("a")
             with waits.begin(awaited, seconds, receive) as pending:
                 assert await awaited.woken() is None
                 return pending.late, pending.gone, loop.time() - began
@@ -69,7 +69,7 @@ def test_each_pending_has_its_own_end_and_one_that_is_over_is_forgotten() -> Non
             await asyncio.sleep(0.1)
             return await wait(seconds, receive)
 
-        with waits.begin(JobWaiter("b", loop), 30, hangs_up) as over:
+        with waits.begin(JobWaiter("b"), 30, hangs_up) as over:
             pass
         found = await asyncio.gather(
             wait(0.05, hangs_up), wait(WATCH_AFTER_S + 0.05, silent), wait(30, hangs_up),

@@ -13,7 +13,6 @@ from typing_extensions import override
 
 from headrace import errors
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
-from headrace.jobs.ids import are_ids, is_id
 from headrace.runs.engine.api_calls import Outcome
 from headrace.runs.engine.engine import Engine, prefetched
 from headrace.runs.engine.in_flight import InFlight, PendingInput
@@ -140,12 +139,3 @@ def test_a_source_that_fails_hides_nothing_that_could_not_be_sent() -> None:
     assert in_flight.all_added
     assert isinstance(submitter.error, errors.Forbidden)
     assert not submitter.from_source
-
-
-@pytest.mark.parametrize(
-    "text", ["a.b", "A-Z_0:@", "x" * 128, "x" * 129, "", ".", "..", "a b", "é", "a/b", "a\n"]
-)
-def test_many_ids_are_judged_as_each_is(text: str) -> None:
-    assert are_ids(["run.1", text, "run.2"]) == is_id(text)
-    assert are_ids([text]) == is_id(text)
-    assert are_ids([])

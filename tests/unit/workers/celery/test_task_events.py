@@ -34,7 +34,7 @@ from workers.celery.task_events import (
 )
 from workers.jobs.leased_job import Batch, LeasedJob
 from workers.jobs.settlement import (
-    NOT_BEGUN,
+    NOT_RUN,
     RetryPolicy,
     Settlement,
     cancelled,
@@ -123,7 +123,7 @@ def desk(tmp_path: Path) -> Desk:
 
 def success(job: LeasedJob, value: Any = 1) -> Settlement:
     _, result, kind = encode_result(value)
-    return succeeded(job, result, kind, 1, "0,0,0,0,0", "2026-01-01T00:00:00+00:00", NOT_BEGUN)
+    return succeeded(job, result, kind, 1, NOT_RUN, "2026-01-01T00:00:00+00:00")
 
 
 def failure(job: LeasedJob, error: Exception, **options: Any) -> Settlement:

@@ -50,7 +50,7 @@ def test_retries_are_used_up_by_retries_and_by_nothing_else() -> None:
 def test_what_a_job_asks_for_wins_one_by_one() -> None:
     policy = RetryPolicy(3, 1, 60)
     assert policy.for_job(None) is policy
-    assert policy.for_job(job().message) is policy
+    assert policy.for_job(job().message) == policy
     assert policy.for_job(job(max_retries=0).message) == RetryPolicy(0, 1, 60)
     assert policy.for_job(job(retry_backoff=0).message) == RetryPolicy(3, 0, 60)
     assert policy.for_job(job(retry_backoff=5, retry_backoff_max=5).message) == RetryPolicy(3, 5, 5)

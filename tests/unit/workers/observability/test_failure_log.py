@@ -34,7 +34,7 @@ def log(clock: Clock, caplog: pytest.LogCaptureFixture) -> FailureLog:
 
 def ended(job_id: str, message: str = "KeyError: 'a'", **members: Any) -> Settlement:
     error = {"type": "handler-error", "message": message, "retryable": False, **members}
-    return Settlement(job_id, "1", "f", b"", 1, "", "e", json.dumps(error), "", "")
+    return Settlement(job_id, "1", "f", b"", 1, "", "e", json.dumps(error), "")
 
 
 RAISED = {"exception": "KeyError", "where": "words.py:7"}

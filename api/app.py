@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from api.build import build
-from api.extension import Surface, api_parts, operations, surfaces_of
+from api.extension import Surface, add_services, api_parts, operations, surfaces_of
 from api.http.messages import incoming_request_id
 from api.observability.access_log import AccessLog, observe_request
 from api.observability.request_trace import RequestTrace
@@ -144,7 +143,8 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
-        services = build(settings, catalog, app.describe, declared)
+        services = Services(settings, catalog, app.describe, declared)
+        add_services(services)
         app.services = services
         app.surfaces = surfaces_of(services)
         services.parts += [Part(surface.stop, surface.start) for surface in app.surfaces]

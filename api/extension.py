@@ -10,7 +10,7 @@ from typing import Protocol
 from api.http.messages import Receive, Reply, Scope, Send
 from api.routes.media import EXAMPLES, Examples, PathParameter
 from api.routes.table import PATH_PARAMETERS, TABLE, Operation
-from api.services import Services
+from api.services import Part, Services
 from headrace.config.extensions import parts
 from headrace.errors import HeadraceError
 
@@ -71,6 +71,14 @@ class ApiPart:
 def api_parts() -> tuple[ApiPart, ...]:
     """Return the parts of all extensions."""
     return tuple(parts("api", ApiPart).values())
+
+
+def add_services(services: Services) -> None:
+    """Add what the endpoints of the extensions share."""
+    for build in (part.service for part in api_parts() if part.service is not None):
+        service = build(services)
+        services.added[type(service)] = service
+        services.parts.append(Part(service.close))
 
 
 def surfaces_of(services: Services) -> list[Surface]:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http.bodies import Payload
@@ -34,6 +35,8 @@ STORED_MAX_S: Final = GRACE_S / 2
 #: How long a request waits for its store, in seconds, and how many bytes give it one second more.
 ANSWER_MAX_S: Final = 10.0
 SLOW_BYTES_PER_S: Final = 1024 * 1024
+#: Seconds after which no more of several inputs are stored: each would wait for a slow store.
+KEEP_MAX_S: Final = 10.0
 
 
 class StoredInput(NamedTuple):
@@ -89,27 +92,47 @@ class InputStore:
         await self._run(put, entry, payload.body, moves=len(payload.body))
         return _stored(entry, payload, at)
 
-    @property
-    def together(self) -> bool:
-        """Whether the store writes the inputs of several jobs best in a single call."""
-        return self._stores.together
-
     async def keep_all(
-        self, several: Sequence[tuple[ValidatedRequest, Payload]]
+        self, requests: Sequence[ValidatedRequest]
+    ) -> list[StoredInput | HeadraceError | None]:
+        """Keep the inputs of several jobs, in a single call where the store can.
+
+        Returns:
+            The place of each, or its error; None once the store has been busy for too long.
+        """
+        slots, until = asyncio.Semaphore(THREADS), time.monotonic() + KEEP_MAX_S
+
+        async def keep(request: ValidatedRequest) -> StoredInput | HeadraceError | None:
+            async with slots:
+                if time.monotonic() >= until:
+                    return None
+                try:
+                    return await self.keep(request)
+                except HeadraceError as error:
+                    return error
+
+        joined = [one.payload is not None and self._stores.together for one in requests]
+        apart = [one for one, is_joined in zip(requests, joined, strict=True) if not is_joined]
+        others = iter(await asyncio.gather(*map(keep, apart)))
+        written = iter(await self._keep_joined(list(compress(requests, joined))))
+        return [next(written if is_joined else others) for is_joined in joined]
+
+    async def _keep_joined(
+        self, requests: Sequence[ValidatedRequest]
     ) -> list[StoredInput | HeadraceError]:
-        """Write the inputs of several jobs in a call; return for each its place or an error."""
         at = time.monotonic()
-        entries = [self._entry_of(request) for request, _ in several]
-        payloads = [payload for _, payload in several]
-        bodies = [payload.body for payload in payloads]
-        pairs = list(zip(entries, bodies, strict=True))
+        new = [(self._entry_of(one), one.payload) for one in requests if one.payload is not None]
+        if not new:
+            return []
+        pairs = [(entry, payload.body) for entry, payload in new]
+        moves = sum(len(body) for _, body in pairs)
         try:
-            errors = await self._run(self._stores.put_all, pairs, moves=sum(map(len, bodies)))
+            errors = await self._run(self._stores.put_all, pairs, moves=moves)
         except StoreUnavailable as error:
-            return [error for _ in several]
+            return [error for _ in new]
         return [
             error or _stored(entry, payload, at)
-            for entry, payload, error in zip(entries, payloads, errors, strict=True)
+            for (entry, payload), error in zip(new, errors, strict=True)
         ]
 
     def _entry_of(self, request: ValidatedRequest) -> PayloadEntry:

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from api.auth.rate_limit import rate_limited
-from api.http.bodies import Line, Payload
+from api.http.bodies import Line
 from api.http.problems import problem, unexpected
-from api.routes.jobs.submission import fresh_job, fresh_state, submission_of
+from api.routes.jobs.submission import fresh_job, fresh_state, submission_of, validated
 from api.services import Services
 from api.submission.input_store import StoredInput
 from api.submission.job_request import (
@@ -23,9 +23,7 @@ from api.submission.job_request import (
     identity_from_key,
     identity_of,
     no_header,
-    request_from_json,
     requested_model,
-    route,
     trace_id_of,
     with_trace,
 )
@@ -41,10 +39,10 @@ from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
-from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
 from headrace.redis import keys
+from headrace.redis.scripts import pages_of
 from headrace.schema.serialization import Waiting, fresh_line, job_object
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
@@ -52,8 +50,6 @@ HOLD_MIN_S: Final = 0.02
 HOLD_MAX_S: Final = 0.5
 #: Lines in the first try while lines are held back; more while the queue has room.
 PROBE: Final = 16
-#: Seconds after which a try stores no further inputs, as each of them would wait for a slow store.
-KEEP_MAX_S: Final = 10.0
 
 
 class BulkLine(msgspec.Struct):
@@ -223,26 +219,13 @@ class BulkSubmitter:
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
             fields = LINE.decode(line.text)
-            services.webhook_policy.check(fields.options)
             model = requested_model(services.catalog, services.model_statuses, fields)
             identity = self._identity(fields.id, line.number, fresh_ids)
-            shadow = None
-            if model.traffic is not None and fields.version is None:
-                given = fields.options.metadata
-                model, shadow = route(
-                    model, services.model_statuses, identity.job_id, given, self._header
-                )
-            limit_bytes = services.settings.inline_limit_bytes
-            request = request_from_json(
-                fields, model, identity, limit_bytes, self._caller, self._header
-            )
-            services.input_checks.check(request)
+            request = validated(services, fields, model, identity, self._caller, self._header)
             trace = self.trace
             if fields.traceparent is not None:
                 # An invalid one is ignored, as in a header.
                 trace = read_trace(fields.traceparent) or trace
-            if shadow is not None:
-                request = msgspec.structs.replace(request, shadow=shadow)
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
                 row.job = submission_of(
@@ -259,57 +242,23 @@ class BulkSubmitter:
             return identity_from_key(f"{self._key}/{number}", self._caller.key_id)
         return JobIdentity(next(fresh_ids), chosen=False)
 
-    async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
-        """Store the inputs of these lines, together where the payload store can."""
-        together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
-        others: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
-        if self._services.input_store.together:
-            together = [(*pair, pair[1].payload) for pair in rows if pair[1].payload is not None]
-            others = [pair for pair in rows if pair[1].payload is None]
-        slots = asyncio.Semaphore(THREADS)
-        until = asyncio.get_running_loop().time() + KEEP_MAX_S
-        keeping = [self._keep(*pair, slots, until) for pair in others]
-        if together:
-            keeping.append(self._keep_together(together))
-        await asyncio.gather(*keeping)
-
-    async def _keep(
-        self, row: BulkLine, request: ValidatedRequest, slots: asyncio.Semaphore, until: float
-    ) -> None:
-        """Write the line's input to the payload store, or check the file that it names."""
-        async with slots:
-            if asyncio.get_running_loop().time() >= until:
-                row.outcome = row.outcome or StoreUnavailable(
+    async def _keep(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
+        """Write the inputs of these lines to the payload store, or check the files they name."""
+        places = await self._services.input_store.keep_all([request for _, request in rows])
+        now_s = self._services.queue.clock.now_s()
+        for (row, request), stored in zip(rows, places, strict=True):
+            if isinstance(stored, StoredInput):
+                row.stored = stored
+                row.job = submission_of(
+                    self._services, request, now_s, self._waiter, stored.source, self._deadline_s
+                )
+            elif stored is not None:
+                row.outcome = stored.kept()
+            elif row.outcome is None:
+                row.outcome = StoreUnavailable(
                     "other inputs have kept the payload store busy for too long",
                     hint="Try again later.",
                 )
-                return
-            try:
-                stored = await self._services.input_store.keep(request)
-            except HeadraceError as error:
-                row.outcome = error.kept()
-                return
-        self._is_stored(row, request, stored)
-
-    async def _keep_together(
-        self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
-    ) -> None:
-        """Write the lines' inputs to the payload store in a single call."""
-        results = await self._services.input_store.keep_all(
-            [(request, payload) for _, request, payload in rows]
-        )
-        for (row, request, _), stored in zip(rows, results, strict=True):
-            if isinstance(stored, HeadraceError):
-                row.outcome = stored.kept()
-            else:
-                self._is_stored(row, request, stored)
-
-    def _is_stored(self, row: BulkLine, request: ValidatedRequest, stored: StoredInput) -> None:
-        row.stored = stored
-        now_s = self._services.queue.clock.now_s()
-        row.job = submission_of(
-            self._services, request, now_s, self._waiter, stored.source, self._deadline_s
-        )
 
     async def _drop(self, row: BulkLine, stored: StoredInput) -> None:
         """Delete the input of a job that was not enqueued; keep it where that is unknown."""
@@ -321,12 +270,16 @@ class BulkSubmitter:
         """Submit the lines in a single call; return those to try again."""
         unstored = [(row, row.request) for row in rows if row.job is None and row.request]
         if unstored:
-            await self._keep_all(unstored)
+            await self._keep(unstored)
         await self._enqueue([row for row in rows if row.job is not None] if unstored else rows)
         # After the other lines, as one of these may be the earlier request.
-        refused = [row for row in unstored if row[0].job is None and row[1].identity.chosen]
-        for at in range(0, len(refused), VIEW_MAX_JOBS):
-            await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
+        refused = [pair for pair in unstored if pair[0].job is None and pair[1].identity.chosen]
+        earlier = await self._view([request.identity.job_id for _, request in refused])
+        for (row, request), job in zip(refused, earlier, strict=True):
+            if isinstance(job, Job):
+                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
+            elif job is not None:
+                row.outcome = job
         return [row for row in rows if _retryable(row)]
 
     async def _enqueue(self, rows: Sequence[BulkLine]) -> None:
@@ -334,41 +287,28 @@ class BulkSubmitter:
         if not jobs:
             return
         answers = await self._services.queue.submit_many(jobs)
-        known = []
-        for row, answer in zip(rows, answers, strict=True):
+        known: list[tuple[BulkLine, str]] = []
+        for row, job, answer in zip(rows, jobs, answers, strict=True):
             row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
             # Without an id of the client, only a resend after a lost reply can repeat a job.
             if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
-                known.append(row)
-        for at in range(0, len(known), VIEW_MAX_JOBS):
-            await self._look_up(known[at : at + VIEW_MAX_JOBS])
-
-    async def _look_up(self, rows: Sequence[BulkLine]) -> None:
-        """Read the jobs of earlier requests; None where a record has just expired."""
-        ids = [row.job.id for row in rows if row.job is not None]
-        jobs: Sequence[Job | HeadraceError | None]
-        try:
-            jobs = await self._services.queue.view(ids)
-        except HeadraceError as error:
-            jobs = [error.kept()] * len(ids)
-        for row, job in zip(rows, jobs, strict=True):
-            if isinstance(job, Job) and not self._caller.may_see(job.key):
-                row.outcome = id_unavailable(job.id)
+                known.append((row, job.id))
+        earlier = await self._view([job_id for _, job_id in known])
+        for (row, job_id), found in zip(known, earlier, strict=True):
+            if isinstance(found, Job) and not self._caller.may_see(found.key):
+                row.outcome = id_unavailable(job_id)
             else:
-                row.outcome = job
+                row.outcome = found
 
-    async def _look_up_refused(self, refused: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
-        """Read the jobs of earlier requests whose repeats have an input that cannot be stored."""
-        ids = [request.identity.job_id for _, request in refused]
-        try:
-            jobs = await self._services.queue.view(ids)
-        except HeadraceError as error:
-            for row, _ in refused:
-                row.outcome = error.kept()
-            return
-        for (row, request), job in zip(refused, jobs, strict=True):
-            if job is not None:
-                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
+    async def _view(self, ids: Sequence[str]) -> list[Job | HeadraceError | None]:
+        """Read the jobs of earlier requests; None where a record has just expired."""
+        jobs: list[Job | HeadraceError | None] = []
+        for page in pages_of(ids, VIEW_MAX_JOBS):
+            try:
+                jobs += await self._services.queue.view(page)
+            except HeadraceError as error:
+                jobs += [error.kept()] * len(page)
+        return jobs
 
     async def _hold(self, held: list[BulkLine]) -> None:
         """Try again for `hold_s` seconds; meanwhile nothing more is read from the client."""

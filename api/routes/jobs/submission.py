@@ -13,6 +13,7 @@ import msgspec
 from api.http.messages import Receive, Request
 from api.services import Services
 from api.submission.job_request import (
+    HeaderOf,
     JobIdentity,
     ValidatedRequest,
     request_from_json,
@@ -22,6 +23,8 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import until_ended
+from headrace.access.api_key import Caller
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, RequestError
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
@@ -61,22 +64,34 @@ async def validate(
         await services.model_statuses.refresh()
     model = requested_model(services.catalog, services.model_statuses, fields)
     try:
-        services.webhook_policy.check(fields.options)
-        shadow = None
-        if model.traffic is not None and fields.version is None:
-            statuses, metadata = services.model_statuses, fields.options.metadata
-            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
-        inline_limit_bytes = services.settings.inline_limit_bytes
-        validated = request_from_json(
-            fields, model, identity, inline_limit_bytes, request.caller, request.header
-        )
-        if shadow is not None:
-            validated = msgspec.structs.replace(validated, shadow=shadow)
-        services.input_checks.check(validated)
+        return validated(services, fields, model, identity, request.caller, request.header)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
-    return validated
+
+
+def validated(
+    services: Services,
+    fields: JobRequest,
+    model: ModelConfig,
+    identity: JobIdentity,
+    caller: Caller,
+    header: HeaderOf,
+) -> ValidatedRequest:
+    """Check a request in JSON for a model, whose traffic may choose another version.
+
+    Raises:
+        RequestError: the request is refused.
+    """
+    services.webhook_policy.check(fields.options)
+    shadow = None
+    if model.traffic is not None and fields.version is None:
+        metadata = fields.options.metadata
+        model, shadow = route(model, services.model_statuses, identity.job_id, metadata, header)
+    limit_bytes = services.settings.inline_limit_bytes
+    request = request_from_json(fields, model, identity, limit_bytes, caller, header)
+    services.input_checks.check(request)
+    return request if shadow is None else msgspec.structs.replace(request, shadow=shadow)
 
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:

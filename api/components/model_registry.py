@@ -31,7 +31,7 @@ from headrace.redis import keys
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import Change, DeclaredModels, RegisteredModel, Registry
-from headrace.registry.store import AsyncRegistryStore, LoggedChange, ProblemLog
+from headrace.registry.store import AsyncRegistryStore, ProblemLog
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,7 @@ class ModelRegistry:
 
     Attributes:
         registry: the state that the catalog has.
+        store: the registry in Redis.
         closing: the process stops.
     """
 
@@ -63,7 +64,7 @@ class ModelRegistry:
         on_change: Callable[[], None],
     ) -> None:
         self.registry = Registry()
-        self._store = AsyncRegistryStore(queue)
+        self.store = AsyncRegistryStore(queue)
         self._queue = queue
         self._catalog = catalog
         self._declared = declared
@@ -104,7 +105,7 @@ class ModelRegistry:
             InternalError: what Redis has is not readable.
         """
         try:
-            return await self._store.read()
+            return await self.store.read()
         except ConfigError as error:
             raise InternalError(error.message, hint=error.hint) from None
 
@@ -123,18 +124,6 @@ class ModelRegistry:
                 hint=f"Name one of them: {listing(set(pipeline.models))}.",
             )
         return registry.get(name)
-
-    async def log(self, count: int) -> list[LoggedChange]:
-        """Return the newest changes, the last one first."""
-        return await self._store.log(count)
-
-    async def log_end(self) -> str:
-        """Return the id of the newest change."""
-        return await self._store.log_end()
-
-    async def log_after(self, last: str) -> list[tuple[str, LoggedChange]]:
-        """Return the changes after the one with this id, with their ids, the oldest first."""
-        return await self._store.log_after(last)
 
     @property
     def sources(self) -> SourceReader:
@@ -167,8 +156,6 @@ class ModelRegistry:
         """Change a model; return it as it is then, or None if it is removed.
 
         Args:
-            name: the model.
-            make: makes the changes from the present state.
             by: who makes them.
             generation: the generation of the model that the caller has seen; None for any.
 
@@ -188,7 +175,7 @@ class ModelRegistry:
         changes = make(registry)
         await asyncio.to_thread(self._check, changes)
         if changes:
-            await self._store.write(registry, changes, by)
+            await self.store.write(registry, changes, by)
         return (await self._adopt()).models.get(name)
 
     async def until_served(
@@ -196,10 +183,7 @@ class ModelRegistry:
     ) -> tuple[ChangeState, str]:
         """Wait until the workers serve a model as this process knows it, or cannot load it.
 
-        Args:
-            name: the model.
-            versions: those that must be served; the first failed load of one ends the wait.
-            seconds: how long to wait.
+        The first failed load of one of `versions` ends the wait.
 
         Returns:
             The state, and the traceback of a failed load.
@@ -270,7 +254,7 @@ class ModelRegistry:
                 await asyncio.wait_for(self._changed.wait(), POLL_S)
             self._changed.clear()
             try:
-                revision = await self._store.revision()
+                revision = await self.store.revision()
                 if not (revision.generation and self._applied):
                     # Redis has lost its data, or could not be read when this process started.
                     await self._apply_file()
@@ -285,7 +269,7 @@ class ModelRegistry:
     async def _apply_file(self) -> None:
         """Make the models file the declared state, unless it was applied last."""
         by = f"models file {self._catalog.path.name}"
-        for change in await self._store.apply(self._declared, by, prune=True, again=False):
+        for change in await self.store.apply(self._declared, by, prune=True, again=False):
             logger.info("%s", change.what, extra={"model": change.name})
         self._applied = True
         await self._adopt()
@@ -293,7 +277,7 @@ class ModelRegistry:
     async def _adopt(self) -> Registry:
         """Serve what the registry has now, and return it."""
         async with self._adopting:
-            registry = await self._store.read()
+            registry = await self.store.read()
             # A source may have to be fetched, and many models take a while.
             versions = await asyncio.to_thread(self._configs.versions, registry)
             traffic = {name: model.routing for name, model in registry.models.items()}
@@ -313,9 +297,7 @@ def change_state(
     Workers that do not follow the registry do not count.
 
     Args:
-        reports: of all live workers.
         generation: of the registry that they should have reached.
-        name: the model.
         versions: those that must be served.
     """
     pending = False
@@ -343,9 +325,7 @@ def removal_state(
     Workers that do not follow the registry do not count.
 
     Args:
-        reports: of all live workers.
         generation: of the registry that they should have reached.
-        name: the model.
         version: the removed version; "" for all.
     """
     for report in reports:

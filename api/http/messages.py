@@ -70,6 +70,10 @@ class StreamingReply(NamedTuple):
     headers: tuple[Header, ...] = ()
 
 
+async def write_nothing(_: Write) -> None:
+    """Write no body: the answer to HEAD."""
+
+
 class Delegated(NamedTuple):
     """The answer is left to the FastAPI application, which has the mounted files."""
 

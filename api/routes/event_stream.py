@@ -22,6 +22,7 @@ from api.http.messages import (
     Request,
     StreamingReply,
     Write,
+    write_nothing,
 )
 from api.services import Services
 from headrace.jobs.values.encoding import without_line_ends
@@ -180,6 +181,25 @@ class EventStream(Generic[Event]):
     async def _still_admitted(self) -> bool:
         authenticator = self._services.authenticator
         return authenticator is None or await authenticator.still_admits(self._caller)
+
+
+def stream_events(
+    services: Services,
+    request: Request,
+    source: AbstractContextManager[Source[Event]],
+    writer: Writer[Event],
+    content_type: bytes = EVENT_STREAM,
+) -> StreamingReply:
+    """Return the answer to a request for a stream; `HEAD` begins none.
+
+    Raises:
+        TooManyStreams: a limit would be exceeded.
+    """
+    if request.method == "HEAD":
+        return StreamingReply(200, write_nothing, content_type, STREAM_HEADERS)
+    take_stream(services, request)
+    most_s = services.settings.event_stream_max_s
+    return EventStream(services, request, source, writer, most_s=most_s).reply(content_type)
 
 
 def take_stream(services: Services, request: Request, count: int = 1) -> None:

@@ -21,7 +21,6 @@ from api.routes.admin import (
     profiles,
     queues,
     registry,
-    registry_events,
     registry_log,
     runs,
 )
@@ -261,7 +260,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         registry_log.ModelChanges, (errors.InvalidRequest,), (registry_log.ChangesQuery,),
     ),
     Operation(
-        "GET", registry_events.EVENTS, registry_events.get_registry_events, _READ,
+        "GET", registry_log.EVENTS, registry_log.get_registry_events, _READ,
         "get_registry_events", media.CHANGE_EVENTS,
         (errors.InvalidRequest, errors.ModelNotFound, errors.TooManyStreams),
         (events.EventsQuery,), (media.LAST_EVENT_ID,),

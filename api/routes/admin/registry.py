@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, to_builtins
@@ -25,7 +25,9 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.registry.model import (
     HIDDEN_OPTIONS,
+    Change,
     RegisteredModel,
+    Registry,
     choose_default,
     register,
     reload,
@@ -132,8 +134,9 @@ async def register_version(services: Services, request: Request, model: str, ver
         request,
         model,
         lambda registry: register(registry, model, version, options),
+        version,
+        wait_s,
         201 if new else 200,
-        wait=_Wait(version, wait_s),
     )
 
 
@@ -149,21 +152,13 @@ async def change_model(services: Services, request: Request, model: str) -> Repl
             hint="Each request makes one change.",
         )
     chosen = change.default_version
-    if chosen is not None:
-        return await _changed(
-            services,
-            request,
-            model,
-            lambda registry: choose_default(registry, model, chosen),
-            wait=_Wait(chosen, wait_s),
-        )
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: set_options(registry, model, change.version, change.options),
-        wait=_Wait(change.version, wait_s),
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        if chosen is not None:
+            return choose_default(registry, model, chosen)
+        return set_options(registry, model, change.version, change.options)
+
+    return await _changed(services, request, model, make, chosen or change.version, wait_s)
 
 
 async def reload_model(services: Services, request: Request, model: str) -> Reply:
@@ -174,7 +169,8 @@ async def reload_model(services: Services, request: Request, model: str) -> Repl
         request,
         model,
         lambda registry: reload(registry, model, query.version),
-        wait=_Wait(query.version, query.wait),
+        query.version,
+        query.wait,
     )
 
 
@@ -247,29 +243,19 @@ async def _route(
     return await _traffic(services, found, outcome)
 
 
-class _Wait(NamedTuple):
-    """How long a change is waited for.
-
-    Attributes:
-        version: the version that was changed; "" for the default one.
-    """
-
-    version: str
-    seconds: float | UnsetType
-
-
 async def _changed(
     services: Services,
     request: Request,
     model: str,
     make: MakeChanges,
+    version: str,
+    wait_s: float | UnsetType,
     status: int = 200,
-    *,
-    wait: _Wait,
 ) -> Reply:
+    """Change a version, "" for the default one; wait until the workers serve it."""
     found = await _change(services, request, model, make)
-    versions = [wait.version or found.default_version]
-    outcome = await _outcome(services, request, model, versions, wait.seconds)
+    versions = [version or found.default_version]
+    outcome = await _outcome(services, request, model, versions, wait_s)
     return await _registration(services, found, status, outcome)
 
 

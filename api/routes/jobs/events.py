@@ -23,15 +23,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import NO_CONTENT, NO_STORE, Reply, Request, StreamingReply
-from api.routes.event_stream import (
-    EVENT_STREAM,
-    STREAM_HEADERS,
-    EventStream,
-    EventWriter,
-    StreamEvent,
-    take_stream,
-)
-from api.routes.jobs.job import visible_job, write_nothing
+from api.routes.event_stream import EventWriter, StreamEvent, stream_events
+from api.routes.jobs.job import visible_job
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
@@ -55,24 +48,22 @@ class EventsQuery(msgspec.Struct):
     ] = UNSET
 
 
+def last_event_id(request: Request) -> str:
+    """Return the id of the last event that the client has, "" for none."""
+    given = read_query(request, EventsQuery).last_event_id
+    return request.header(b"last-event-id").decode("latin-1") if given is UNSET else given
+
+
 async def get_events(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """Stream the job's events from now, or from the last event that the client has."""
-    last_id = read_query(request, EventsQuery).last_event_id
-    if last_id is UNSET:
-        last_id = request.header(b"last-event-id").decode("latin-1")
+    last_id = last_event_id(request)
     job = await visible_job(services, request.caller, job_id)
     if job.state.final and last_id == end_id(job.ended_us):
         # The client has all events; by the standard a 204 ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
-    if request.method == "HEAD":
-        return StreamingReply(200, write_nothing, EVENT_STREAM, STREAM_HEADERS)
-    if job.quiet and not job.state.final:
+    if job.quiet and not job.state.final and request.method != "HEAD":
         await services.queue.listen(job.id)
-    take_stream(services, request)
-    return EventStream(
-        services, request, _events(services, job, last_id), EventWriter(),
-        most_s=services.settings.event_stream_max_s,
-    ).reply()  # fmt: skip
+    return stream_events(services, request, _events(services, job, last_id), EventWriter())
 
 
 @contextlib.contextmanager

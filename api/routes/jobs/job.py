@@ -18,9 +18,9 @@ from api.http.messages import (
     Request,
     StreamingReply,
     UnsatisfiableRange,
-    Write,
     json_reply,
     requested_range,
+    write_nothing,
 )
 from api.http.problems import job_problem, problem
 from api.routes.jobs.submission import wait_for_end
@@ -235,10 +235,6 @@ async def stream_result(
         end=span.end,
     )
     return StreamingReply(status, send, content_type, headers)
-
-
-async def write_nothing(_: Write) -> None:
-    """Write no body: the answer to HEAD."""
 
 
 def _unsatisfiable(request: Request, size: int) -> Reply:

@@ -31,12 +31,12 @@ from api.routes.event_stream import (
     EVENT_STREAM,
     HEAD,
     HEARTBEAT,
-    STREAM_HEADERS,
     EventStream,
     frame,
+    stream_events,
     take_stream,
 )
-from api.routes.jobs.job import visible_job, write_nothing
+from api.routes.jobs.job import visible_job
 from api.routes.jobs.submission import wait_for_end
 from api.routes.media import NDJSON
 from api.services import Services
@@ -94,10 +94,8 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
         # The client has all events; by the standard a 204 ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
     writer = _WRITERS[query.format]()
-    if request.method == "HEAD":
-        return StreamingReply(200, write_nothing, writer.content_type, STREAM_HEADERS)
-    take_stream(services, request)
-    return _stream(services, request, job, after, writer)
+    pieces = pieces_of(services, job, after)
+    return stream_events(services, request, pieces, writer, writer.content_type)
 
 
 @lru_cache(maxsize=256)
@@ -131,7 +129,10 @@ async def submit_and_stream(
     except BaseException:
         services.stream_limit.leave(request.caller.key_id)
         raise
-    return _stream(services, request, job, Place(), _EVENTS(), headers)
+    most_s = services.settings.event_stream_max_s
+    pieces = pieces_of(services, job, Place())
+    stream = EventStream(services, request, pieces, _EVENTS(), most_s=most_s)
+    return stream.reply(headers=headers)
 
 
 class Ended(NamedTuple):
@@ -190,17 +191,6 @@ class _JobPieces:
         except (JobNotFound, BrokerError):
             return []
         return [Ended(self._follower.place, job)] if job.state.final else []
-
-
-def _stream(
-    services: Services, request: Request, job: Job, after: Place, writer: _PieceWriter,
-    headers: tuple[Header, ...] = (),
-) -> StreamingReply:  # fmt: skip
-    stream = EventStream(
-        services, request, pieces_of(services, job, after), writer,
-        most_s=services.settings.event_stream_max_s,
-    )  # fmt: skip
-    return stream.reply(writer.content_type, headers)
 
 
 class _PieceWriter:

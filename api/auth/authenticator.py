@@ -14,7 +14,7 @@ import time
 from enum import Enum
 from typing import Final
 
-from api.auth.rate_limit import RateLimiter
+from api.auth.rate_limit import RateLimiter, rate_limited
 from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
@@ -54,12 +54,9 @@ Needs = Scope | Open
 
 def open_operations(settings: Settings) -> set[Needs]:
     """Return what the settings leave open to requests without an API key or a token."""
-    opened: set[Needs] = {Open.ALWAYS}
-    if not settings.auth_metrics:
-        opened.add(Open.METRICS)
-    if not settings.auth_docs:
-        opened.add(Open.DOCS)
-    return opened
+    metrics = set() if settings.auth_metrics else {Open.METRICS}
+    docs = set() if settings.auth_docs else {Open.DOCS}
+    return {Open.ALWAYS, *metrics, *docs}
 
 
 class _CachedKey:
@@ -93,7 +90,6 @@ class Authenticator:
         """Set the `caller` of a request, or refuse it.
 
         Args:
-            request: the request; only its headers are read.
             needs: what its operation requires; None for any key, as for an unknown path.
 
         Raises:
@@ -111,7 +107,9 @@ class Authenticator:
         if request.has(ACTS_FOR) and key.acts:
             key, caller = await self._owner(request)
         elif key.rate:
-            await self.rates.spend_one(caller)
+            taken, wait_s = await self.rates.spend(caller, 1)
+            if not taken:
+                raise rate_limited(caller, wait_s)
         if needs is not None and needs not in key.scopes and not isinstance(needs, Open):
             raise Forbidden(
                 f"API key {key.id} lacks the required scope {needs.value!r}",

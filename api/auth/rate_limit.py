@@ -38,17 +38,6 @@ class RateLimiter:
         self._queue = queue
         self._buckets: dict[str, _Bucket] = {}
 
-    async def spend_one(self, caller: Caller) -> None:
-        """Take one request of a key's rate.
-
-        Raises:
-            RateLimited: the rate allows none now.
-            BrokerError: Redis does not answer.
-        """
-        taken, wait_s = await self.spend(caller, 1)
-        if not taken:
-            raise rate_limited(caller, wait_s)
-
     async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
         """Take `count` requests of a key's rate.
 
@@ -73,8 +62,7 @@ class RateLimiter:
         """Take `count` requests of a key's rate, or none.
 
         Args:
-            caller: the key.
-            count: how many; fewer than its `rate_burst`.
+            count: fewer than the key's `rate_burst`.
 
         Raises:
             RateLimited: the rate does not allow all of them now.

@@ -57,17 +57,17 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
 
 async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bool) -> bytes:
     chunks, size = [first], len(first)
-    while True:
-        if size > limit_bytes:
-            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
+    more = True
+    while more and size <= limit_bytes:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if not message.get("more_body") and size <= limit_bytes:
-            return b"".join(chunks)
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        more = message.get("more_body", False)
+    if size > limit_bytes:
+        raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
+    return b"".join(chunks)
 
 
 def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> PayloadTooLarge:
@@ -80,20 +80,13 @@ def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> Pa
 
 
 def require_json(request: Request, hint: str = "Send JSON.") -> None:
-    """Refuse a body that is not JSON by its type; curl sends FORM_TYPE for everything.
-
-    Raises:
-        UnsupportedMedia: it has another type, or is compressed.
-    """
+    """Raise UnsupportedMedia if a body is not JSON by its type, or is compressed."""
+    # curl sends FORM_TYPE for everything.
     require_type(request, lambda kind: kind in ("", FORM_TYPE) or is_json(kind), hint)
 
 
 def require_type(request: Request, known: Callable[[str], bool], hint: str) -> None:
-    """Refuse a body of an unknown type.
-
-    Raises:
-        UnsupportedMedia: it has another type, or is compressed.
-    """
+    """Raise UnsupportedMedia if a body has an unknown type, or is compressed."""
     kind = media_type(request.header(b"content-type").decode("latin-1"))
     if not known(kind):
         raise UnsupportedMedia(f"content type {kind} is not supported here", hint=hint)
@@ -144,11 +137,7 @@ def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Pay
 
 
 def json_input(body: bytes) -> bytes:
-    """Return a JSON body without surrounding whitespace.
-
-    Raises:
-        InvalidRequest: it is not JSON in UTF-8.
-    """
+    """Return a JSON body without surrounding whitespace; raise InvalidRequest if it is not JSON."""
     body = body.removeprefix(BOM)
     try:
         raw = bytes(_RAW.decode(body))
@@ -185,11 +174,7 @@ def media_type(content_type: str) -> str:
 
 
 def refuse_encoding(content_encoding: bytes) -> None:
-    """Refuse a compressed body.
-
-    Raises:
-        UnsupportedMedia: it is compressed.
-    """
+    """Raise UnsupportedMedia if a body is compressed."""
     if content_encoding.strip().lower() not in (b"", b"identity"):
         shown = content_encoding.decode("latin-1")[:64]
         raise UnsupportedMedia(
@@ -220,11 +205,7 @@ def typed_input(
 
 
 def check_charset(content_type: str) -> None:
-    """Refuse text in another character set than UTF-8.
-
-    Raises:
-        UnsupportedMedia: it has another one.
-    """
+    """Raise UnsupportedMedia for text in another character set than UTF-8."""
     charset = _CHARSET.search(content_type)
     if charset and charset.group(1).lower() not in _UTF8:
         raise UnsupportedMedia(
@@ -235,8 +216,7 @@ def check_charset(content_type: str) -> None:
 
 def sniff(body: bytes) -> str:
     """Return the type of bytes without one: by their first bytes, else JSON, text or binary."""
-    image = image_type(body)
-    if image:
+    if image := image_type(body):
         return image
     if not body:
         return BINARY_TYPE
@@ -251,9 +231,6 @@ def sniff(body: bytes) -> str:
     except UnicodeDecodeError:
         return BINARY_TYPE
     return BINARY_TYPE if b"\0" in body else "text/plain"
-
-
-_LF: Final = b"\n"
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -280,7 +257,7 @@ class LineSplitter:
 
     def feed(self, piece: bytes) -> list[Line]:
         """Return the lines that end in this piece, without blank lines."""
-        *ended, rest = piece.split(_LF)
+        *ended, rest = piece.split(b"\n")
         lines: list[Line] = []
         if ended:
             self._begin(ended[0])

@@ -37,12 +37,7 @@ OUTSIDE_MAX_BYTES: Final = 64 * 1024
 
 
 class PartHead(NamedTuple):
-    """The headers of one part.
-
-    Attributes:
-        filename: "" for none.
-        content_type: as the client sent it; "" for none.
-    """
+    """The headers of one part; "" for those that it has not."""
 
     name: str
     filename: str
@@ -55,8 +50,7 @@ _LET_THE_CLIENT: Final = "Let your HTTP client write this header and the body, a
 class MultipartReader:
     """Parses a form and passes on its parts; `close` it at the end.
 
-    Raises:
-        InvalidRequest: the content type has no boundary.
+    It raises InvalidRequest if the content type has no boundary, or the body is not a form.
     """
 
     def __init__(
@@ -92,11 +86,7 @@ class MultipartReader:
         )
 
     def feed(self, piece: bytes) -> None:
-        """Parse the next piece of the body.
-
-        Raises:
-            InvalidRequest: the body is not a form.
-        """
+        """Parse the next piece of the body."""
         if not self._complete:
             try:
                 self._parser.write(piece)
@@ -176,7 +166,9 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
         heads.append(head)
         bodies.append([])
 
-    reader = MultipartReader(content_type, begin, lambda data: bodies[-1].append(data), _nothing)
+    reader = MultipartReader(
+        content_type, begin, lambda data: bodies[-1].append(data), lambda: None
+    )
     try:
         reader.feed(body)
     finally:
@@ -186,10 +178,6 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
         Part(head.name, head.content_type, b"".join(pieces), head.filename)
         for head, pieces in zip(heads, bodies, strict=True)
     ]
-
-
-def _nothing() -> None:
-    pass
 
 
 _PLAIN_TEXT: Final = "text/plain"

@@ -105,7 +105,6 @@ class Request:
     """One request.
 
     Attributes:
-        method: in capitals.
         path: decoded.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
@@ -211,7 +210,8 @@ class HangUp:
         self._watcher.cancel()
 
     async def _watch(self) -> None:
-        await hung_up(self._receive)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         self.gone = True
         self.end_waits()
         self._then()
@@ -224,12 +224,6 @@ class HangUp:
     def end_waits(self) -> None:
         """Let all that `receive` end as if the client had hung up."""
         self._over.set()
-
-
-async def hung_up(receive: Receive) -> None:
-    """Wait until the client hangs up; use `HangUp`."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 _ONE_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*(\d{0,19})[ \t]*-[ \t]*(\d{0,19})[ \t]*")

@@ -202,11 +202,7 @@ class InputStore:
                     raise ResponseCutShort
 
     async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
-        """Call a store on a thread.
-
-        Args:
-            call: blocks.
-            moves: how many bytes it reads or writes.
+        """Call a store on a thread; `moves` is how many bytes it reads or writes.
 
         Raises:
             StoreUnavailable: it took too long. A write that has begun continues; the sweep deletes
@@ -229,9 +225,5 @@ def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
 
 
 def build_input_store(settings: Settings, redis_url: str) -> InputStore:
-    """Build the payload stores of an API process; they connect when first used.
-
-    Raises:
-        ConfigError: the settings of the store are not valid.
-    """
+    """Build the payload stores; raise ConfigError if the settings of the store are not valid."""
     return InputStore(build_stores(settings, redis_url), InputRefs(settings, THREADS))

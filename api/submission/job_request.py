@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,21 +35,12 @@ HeaderOf = Callable[[bytes], bytes]
 HEADER_MAX_BYTES: Final = 1024
 
 
-def no_header(_: bytes) -> bytes:
-    """Return that a request has no header."""
-    return b""
-
-
 SUBMIT: Final = JsonDecoder(JobRequest)
 LINE: Final = JsonDecoder(BulkLineRequest)
 
 
 def options_from_query(given: Mapping[str, str]) -> JobOptions:
-    """Return the options among a query's parameters.
-
-    Raises:
-        InvalidRequest: an option is not valid.
-    """
+    """Return the options among a query's parameters; raise InvalidRequest if one is not valid."""
     if not given:
         return DEFAULT_OPTIONS
     values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
@@ -80,11 +70,7 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
 
 
 def check_options(options: JobOptions) -> JobOptions:
-    """Check what the types of the options cannot express, and return them.
-
-    Raises:
-        InvalidRequest: the metadata is too large.
-    """
+    """Return the options; raise InvalidRequest if the metadata is too large."""
     if options.metadata is not None:
         size = len(msgspec.json.encode(options.metadata))
         if size > METADATA_MAX_BYTES:
@@ -188,8 +174,6 @@ def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
     """Return the identity of a job from an id, an idempotency key, or neither.
 
     Args:
-        given_id: the client's id, or None.
-        key: the idempotency key, or "".
         owner: the API key, which has its own idempotency keys; "" for none.
 
     Raises:
@@ -219,10 +203,8 @@ def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobReque
     Raises:
         ModelNotFound: the model is unknown, or no worker and no models file has this version.
     """
-    model = catalog.get(request.model)
-    if request.version is None:
-        return model
-    return model_of_version(model, request.version, statuses)
+    model, version = catalog.get(request.model), request.version
+    return model if version is None else model_of_version(model, version, statuses)
 
 
 def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) -> ModelConfig:
@@ -250,9 +232,7 @@ def route(
 ) -> tuple[ModelConfig, ModelConfig | None]:
     """Return the version that the traffic of a model chooses, and that which gets a copy.
 
-    Args:
-        model: the model, for a job that names no version.
-        statuses: the versions of the models.
+    The job names no version.
     """
     traffic = model.traffic
     if traffic is None:
@@ -269,15 +249,11 @@ def request_from_json(
     request: JobRequest,
     model: ModelConfig,
     identity: JobIdentity,
-    inline_limit_bytes: int = sys.maxsize,
-    caller: Caller = EVERYBODY,
-    header: HeaderOf = no_header,
+    inline_limit_bytes: int,
+    caller: Caller,
+    header: HeaderOf,
 ) -> ValidatedRequest:
-    """Validate a request whose body is JSON.
-
-    Args:
-        inline_limit_bytes: a longer input becomes a payload.
-        caller: the API key that makes the request.
+    """Validate a request whose body is JSON; an input above the limit becomes a payload.
 
     Raises:
         InvalidRequest: an option or a parameter is not valid, or the request does not have exactly
@@ -321,10 +297,8 @@ def with_details(
 ) -> ValidatedRequest:
     """Return the request with its parameters and the headers that its model has chosen.
 
-    `nested` means that its input is a form of several parts.
-
-    Raises:
-        InvalidRequest: a parameter or a header is not valid.
+    `nested` means that its input is a form of several parts. It raises InvalidRequest for a
+    parameter or a header that is not valid.
     """
     model = request.model
     # Those of a version that the models file does not have are checked by its worker.
@@ -385,13 +359,9 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
 
 
 class InputChecks:
-    """The checks of one process; each schema is compiled once.
+    """The checks of one process; each schema is compiled once, those of `models` now.
 
-    Args:
-        models: the models at the start, whose schemas are compiled now.
-
-    Raises:
-        ConfigError: the library that checks schemas is not installed.
+    It raises ConfigError if the library that checks schemas is not installed.
     """
 
     def __init__(self, models: Iterable[ModelConfig] = ()) -> None:

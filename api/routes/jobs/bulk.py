@@ -22,12 +22,11 @@ from api.submission.job_request import (
     ValidatedRequest,
     identity_from_key,
     identity_of,
-    no_header,
     requested_model,
     trace_id_of,
     with_trace,
 )
-from headrace.access.api_key import EVERYBODY, Caller
+from headrace.access.api_key import Caller
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,
@@ -90,13 +89,13 @@ class BulkSubmitter:
         path: str,
         key: str,
         hold_s: float,
-        caller: Caller = EVERYBODY,
+        caller: Caller,
         *,
-        trace: Trace | None = None,
-        brief: bool = False,
-        quiet: bool = False,
-        deadline_s: float | None = None,
-        header: HeaderOf = no_header,
+        trace: Trace | None,
+        brief: bool,
+        quiet: bool,
+        deadline_s: float | None,
+        header: HeaderOf,
     ) -> None:
         self.trace = trace
         self._header = header

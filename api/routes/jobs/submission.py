@@ -42,11 +42,7 @@ from headrace.schema.lines import JobRequest
 
 
 class AcceptedJob(NamedTuple):
-    """The job of a submit.
-
-    Attributes:
-        replayed: an earlier request submitted it; `job` is its present state.
-    """
+    """The job of a submit; `replayed` if an earlier request submitted it."""
 
     job: Job
     replayed: bool
@@ -176,10 +172,9 @@ def submission_of(
     source: InputSource | None = None,
     deadline_s: float | None = None,
 ) -> JobSubmission:
-    """Return the arguments of jobs/submit.lua for a request.
+    """Return the arguments of jobs/submit.lua for a request; `waiter` is as in `SubmitKind`.
 
-    `now_s` is the time by Redis' clock. `waiter` is as in `SubmitKind`. `source` is the place of an
-    input that the message does not carry.
+    `now_s` is the time by Redis' clock. `source` is an input that the message does not carry.
     """
     kind = SubmitKind(
         request.model, services.settings.result_ttl_s, request.options, waiter, request.caller
@@ -242,10 +237,7 @@ async def _earlier_job(
 ) -> AcceptedJob:
     """Return the job of an earlier request where the input of its repeat cannot be stored.
 
-    Raises:
-        HeadraceError: `error`, where no such job exists.
-        Conflict: the job belongs to a different request.
-        BrokerUnavailable: Redis does not answer.
+    Where no such job exists, it raises `error`.
     """
     job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
     if job is None:
@@ -285,8 +277,4 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
             record = await services.queue.read(job.id)
             if record is not None and record.created_us == job.created_us:
                 return record
-    return _from_notice(job, ended)
-
-
-def _from_notice(job: Job, ended: EndedJob) -> Job:
     return ended.job(job.model, job.created_us, job.metadata_json, job.asked_version, job.trace_id)

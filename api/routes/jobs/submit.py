@@ -76,21 +76,17 @@ async def _submit_body(
     services: Services, request: Request, model: ModelConfig, version: str | None
 ) -> SubmitAnswer:
     try:
-        identity = shadow = None
+        identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
+        shadow = None
         if model.traffic is not None and version is None:
-            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
-            metadata = _metadata(request)
-            model, shadow = route(
-                model, services.model_statuses, identity.job_id, metadata, request.header
-            )
+            statuses, metadata = services.model_statuses, _metadata(request)
+            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
         declared = model.parameters
         query = request.query(_MODEL_QUERY.union(declared) if declared else _MODEL_QUERY)
         options = options_from_query(query)
         if options is not DEFAULT_OPTIONS:
             services.webhook_policy.check(options)
         wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
-        if identity is None:
-            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
         validated = request_of_body(
             request, model, body, query, options, identity, version,
@@ -129,7 +125,6 @@ def request_of_body(
 
     Args:
         query: its query, which may have parameters of the model.
-        version: the version in its path.
         inline_limit_bytes: a longer input becomes a payload.
 
     Raises:

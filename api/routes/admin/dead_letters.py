@@ -18,7 +18,6 @@ from headrace.schema.failures import DeadLetterEntry, Purged, Requeued
 from headrace.schema.members import time_of
 
 PATH: Final = "/api/v1/models/{model}/dead-letters"
-PAGE_DEFAULT: Final = 100
 NAMES_MAX: Final = 10_000
 BODY_LIMIT_BYTES: Final = 4 * 1024 * 1024
 CURSOR: Final = "^([0-9]+-.+)?$"
@@ -27,7 +26,7 @@ CURSOR: Final = "^([0-9]+-.+)?$"
 class LettersQuery(msgspec.Struct):
     """The query of a list."""
 
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_DEFAULT
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
     cursor: Annotated[
         str, Meta(description="Of the previous page.", extra_json_schema={"pattern": CURSOR})
     ] = ""
@@ -80,10 +79,12 @@ async def get_dead_letter(services: Services, _: Request, model: str, name: str)
     letter = await services.dead_letters.show(services.catalog.get(model).queue, name)
     if letter is None:
         raise _unknown(model, name)
-    detail = DeadLetterDetail(
-        **_shown(letter), traceback=letter.traceback or None, message=_message(letter.raw)
-    )
-    return json_reply(detail)
+    try:
+        message = TaskMessage(text=letter.raw.decode())
+    except UnicodeDecodeError:
+        message = TaskMessage(base64=base64.b64encode(letter.raw).decode())
+    traceback = letter.traceback or None
+    return json_reply(DeadLetterDetail(**_shown(letter), traceback=traceback, message=message))
 
 
 async def requeue(services: Services, request: Request, model: str) -> Reply:
@@ -143,13 +144,6 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
         "died_at": time_of(letter.died_us),
         "requeueable": bool(letter.job_id),
     }
-
-
-def _message(raw: bytes) -> TaskMessage:
-    try:
-        return TaskMessage(text=raw.decode())
-    except UnicodeDecodeError:
-        return TaskMessage(base64=base64.b64encode(raw).decode())
 
 
 def _unknown(model: str, name: str) -> LetterNotFound:

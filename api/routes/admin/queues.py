@@ -101,11 +101,7 @@ async def _pause(services: Services, name: str, *, paused: bool) -> Reply:
 
 
 def _known(services: Services, name: str) -> str:
-    """Return the name of a queue of a registered model, or of a version of one.
-
-    Raises:
-        QueueNotFound: no registered model has this queue.
-    """
+    """Return the name of a queue; raise QueueNotFound if no registered model has it."""
     queues = [model.queue for model in services.catalog.served]
     model, version = keys.model_of(name)
     # A version that has no queue yet, because no job has asked for it, may be paused before.

@@ -186,18 +186,15 @@ async def remove_version(services: Services, request: Request, model: str, versi
 
 async def _remove(services: Services, request: Request, model: str, version: str = "") -> Reply:
     seconds = read_query(request, RemovalQuery).wait
-    registry = registry_of(services)
-    found = await registry.change(
-        model,
-        lambda present: unregister(present, model, version),
-        _author(request),
-        generation=_generation(request),
+    found = await _make(
+        services, request, model, lambda registry: unregister(registry, model, version)
     )
     state: ChangeState | None = None
     if seconds is not UNSET:
         limit_s = min(seconds, services.settings.max_wait_s)
         gone = version if found is not None else ""
-        state = await _unless_gone(request, registry.until_removed(model, gone, limit_s))
+        wait = registry_of(services).until_removed(model, gone, limit_s)
+        state = await _unless_gone(request, wait)
     if found is not None:
         outcome = None if state is None else (state, "")
         return await _registration(services, found, outcome=outcome)
@@ -259,17 +256,18 @@ async def _changed(
     return await _registration(services, found, status, outcome)
 
 
+async def _make(
+    services: Services, request: Request, model: str, make: MakeChanges
+) -> RegisteredModel | None:
+    by = request.caller.key_id or "a client without an API key"
+    return await registry_of(services).change(model, make, by, generation=_generation(request))
+
+
 async def _change(
     services: Services, request: Request, model: str, make: MakeChanges
 ) -> RegisteredModel:
-    """Make changes, and return the model as it is then.
-
-    Raises:
-        ModelNotFound: another client has removed it at the same time.
-    """
-    found = await registry_of(services).change(
-        model, make, _author(request), generation=_generation(request)
-    )
+    """Make changes, and return the model as it is then."""
+    found = await _make(services, request, model, make)
     if found is None:
         raise ModelNotFound(
             f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
@@ -284,11 +282,7 @@ async def _outcome(
     versions: Collection[str],
     seconds: float | UnsetType,
 ) -> tuple[ChangeState, str] | None:
-    """Wait until the workers serve these versions; None if the request has no `wait`.
-
-    Raises:
-        ClientGone: the client has hung up.
-    """
+    """Wait until the workers serve these versions; None if the request has no `wait`."""
     if seconds is UNSET:
         return None
     limit_s = min(seconds, services.settings.max_wait_s)
@@ -296,11 +290,7 @@ async def _outcome(
 
 
 async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
-    """Wait, unless the client hangs up first.
-
-    Raises:
-        ClientGone: it has hung up.
-    """
+    """Wait; raise ClientGone once the client has hung up."""
     waited = asyncio.create_task(wait)
     try:
         with HangUp(request.receive, waited.cancel) as client:
@@ -312,16 +302,8 @@ async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
         waited.cancel()
 
 
-def _author(request: Request) -> str:
-    return request.caller.key_id or "a client without an API key"
-
-
 def registry_of(services: Services) -> ModelRegistry:
-    """Return the registry of this process.
-
-    Raises:
-        ModelNotFound: it has none.
-    """
+    """Return the registry of this process; raise ModelNotFound if it has none."""
     if services.registry is None:
         raise ModelNotFound(
             "this API process has no registry of models",
@@ -360,23 +342,23 @@ async def _registration(
 ) -> Reply:
     await services.model_statuses.refresh()
     default = model.default_version
+    why_unserved = services.model_statuses.why_unserved
+    versions = [
+        RegisteredVersion(
+            version=version,
+            default=version == default,
+            declared=one.declared is not None,
+            changed={key: one.changed[key] for key in one.changed if key not in HIDDEN_OPTIONS},
+            loads=one.loads,
+            unserved=why_unserved(model.name, version, one.options),
+        )
+        for version, one in model.versions.items()
+    ]
     shown = Registration(
         name=model.name,
         generation=model.generation,
         default_version=default,
-        versions=[
-            RegisteredVersion(
-                version=version,
-                default=version == default,
-                declared=one.declared is not None,
-                changed={
-                    key: value for key, value in one.changed.items() if key not in HIDDEN_OPTIONS
-                },
-                loads=one.loads,
-                unserved=services.model_statuses.why_unserved(model.name, version, one.options),
-            )
-            for version, one in model.versions.items()
-        ],
+        versions=versions,
         changed_by=model.by,
         changed_at=time_of(int(model.at_s * US_PER_S)),
         change=model.what,

@@ -76,28 +76,24 @@ async def get_result(services: Services, request: Request, job_id: str) -> Reply
     job, applied = await _read(services, request, job_id)
     if not job.state.final:
         return await _not_yet(services, job, applied)
-    failure = error_of(job)
-    if failure is not None:
+    if (failure := error_of(job)) is not None:
         wanted = _with_traceback(request)
         return job_problem(job, failure, request.path, with_traceback=wanted)
-    return await result_reply(services, request, job, applied)
+    return await _result_reply(services, request, job, applied)
 
 
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
     """Cancel a job."""
     request.query()
-    outcome = await services.queue.cancel_one(_checked(job_id), request.caller.only)
+    caller = request.caller
+    known = is_id(job_id)
+    outcome = await services.queue.cancel_one(job_id, caller.only) if known else "unknown"
     if outcome == "unknown":
         raise _unknown(job_id)
-    if outcome == "removed":
-        status = State.CANCELLED.status
-    else:
-        job = await services.queue.read(job_id)
-        if job is None or not request.caller.may_see(job.key):
-            raise _unknown(job_id)
-        status = job.state.status
-    status_code = 202 if outcome == "asked" else 200
-    return json_reply(Cancellation(job_id, outcome, status), status_code)
+    status = State.CANCELLED.status
+    if outcome != "removed":
+        status = (await visible_job(services, caller, job_id)).state.status
+    return json_reply(Cancellation(job_id, outcome, status), 202 if outcome == "asked" else 200)
 
 
 def _with_traceback(request: Request) -> bool:
@@ -129,22 +125,11 @@ async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) ->
 
 
 async def visible_job(services: Services, caller: Caller, job_id: str) -> Job:
-    """Return the job of an id.
-
-    Raises:
-        JobNotFound: no job has this id, or the caller may not see it.
-        BrokerUnavailable: Redis does not answer.
-    """
-    job = await services.queue.read(_checked(job_id))
+    """Return the job of an id; raise JobNotFound if the caller sees no such job."""
+    job = await services.queue.read(job_id) if is_id(job_id) else None
     if job is None or not caller.may_see(job.key):
         raise _unknown(job_id)
     return job
-
-
-def _checked(job_id: str) -> str:
-    if not is_id(job_id):
-        raise _unknown(job_id)
-    return job_id
 
 
 def _unknown(job_id: str) -> JobNotFound:
@@ -164,16 +149,9 @@ _RANGES: Final[Header] = (b"accept-ranges", b"bytes")
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
-async def result_reply(
+async def _result_reply(
     services: Services, request: Request, job: Job, applied: tuple[Header, ...]
 ) -> Reply | StreamingReply:
-    """Return the answer to a request for the result of a job that has succeeded.
-
-    Raises:
-        JobNotFound: the result was deleted.
-        ResultFreed: the result was only for later stages of a pipeline, which have ended.
-        StoreUnavailable, BrokerError: the store does not answer.
-    """
     if job.freed:
         raise ResultFreed(
             f"the result of job {job.id!r} was freed: the stages of its pipeline that take it "
@@ -195,7 +173,13 @@ async def result_reply(
     try:
         span = requested_range(request.header(b"range"), request.header(b"if-range"), etag, size)
     except UnsatisfiableRange:
-        return _unsatisfiable(request, size)
+        error = RangeNotSatisfiable(
+            f"the range is outside of the result, which has {size} bytes",
+            hint="Request a range within it, or all of it.",
+        )
+        reply = problem(error, request.path)
+        shown = b"bytes */%d" % size
+        return reply._replace(headers=(*reply.headers, (b"content-range", shown)))
     status = 200 if span is None else 206
     if span is None:
         span = ByteRange(0, size)
@@ -219,8 +203,7 @@ async def stream_result(
 ) -> StreamingReply:
     """Return an answer that sends a part of a stored result while it is read.
 
-    Raises:
-        StoreError, BrokerError: its beginning cannot be read.
+    It raises a StoreError or BrokerError if the beginning cannot be read.
     """
     if stored is None or request.method == "HEAD" or span.start == span.end:
         return StreamingReply(status, write_nothing, content_type, headers)
@@ -235,14 +218,3 @@ async def stream_result(
         end=span.end,
     )
     return StreamingReply(status, send, content_type, headers)
-
-
-def _unsatisfiable(request: Request, size: int) -> Reply:
-    reply = problem(
-        RangeNotSatisfiable(
-            f"the range is outside of the result, which has {size} bytes",
-            hint="Request a range within it, or all of it.",
-        ),
-        request.path,
-    )
-    return reply._replace(headers=(*reply.headers, (b"content-range", b"bytes */%d" % size)))

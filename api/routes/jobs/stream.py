@@ -116,8 +116,7 @@ async def submit_and_stream(
 ) -> StreamingReply:
     """Submit a job and stream its pieces; the job goes on if the client hangs up.
 
-    Args:
-        submit: submits the job; returns it, and headers of the answer.
+    `submit` returns the job, and headers of the answer.
 
     Raises:
         TooManyStreams: a limit is reached; nothing was submitted.

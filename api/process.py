@@ -40,11 +40,7 @@ CHECK_S: Final = 10.0
 
 
 def check_certificate(settings: Settings) -> None:
-    """Refuse to start with a certificate that cannot be used.
-
-    Raises:
-        ConfigError: a file is missing or not valid, or the key does not belong to the certificate.
-    """
+    """Raise ConfigError if the certificate of the settings cannot be used."""
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None:
         if key is not None:

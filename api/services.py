@@ -18,13 +18,14 @@ from api.http.messages import Request
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
-from api.observability.request_trace import api_spans
+from api.observability.request_trace import ApiSpans
 from api.submission.input_store import build_input_store
 from api.submission.job_request import InputChecks
 from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
+from headrace.observability.tracing import tracing
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.failures import Failures
 from headrace.queue.following.piece_log import PieceLog
@@ -114,7 +115,8 @@ class Services:
         self.counter_reporter = CounterReporter(client, self.counters, self.waiters)
         self.scraper = self._new_scraper()
         self.exposition = Exposition()
-        self.spans = api_spans(os.environ)
+        traced = tracing("api", os.environ)
+        self.spans = None if traced is None else ApiSpans(traced)
 
         self.authenticator = (
             Authenticator(settings, queue, subscription) if settings.asks_for_keys else None

@@ -99,11 +99,7 @@ class ModelRegistry:
             await cancel_and_wait(self._task)
 
     async def read(self) -> Registry:
-        """Return the registry as Redis has it.
-
-        Raises:
-            InternalError: what Redis has is not readable.
-        """
+        """Return the registry as Redis has it; raise InternalError if that is not readable."""
         try:
             return await self.store.read()
         except ConfigError as error:
@@ -167,9 +163,10 @@ class ModelRegistry:
         registry = await self.read()
         present = registry.models.get(name)
         if generation is not None and generation != (present.generation if present else 0):
+            who = f": {present.by} has changed it meanwhile ({present.what})" if present else ""
             raise Conflict(
                 f"the model {name} has generation {present.generation if present else 0}, "
-                f"not {generation}{_last_change(present)}",
+                f"not {generation}{who}",
                 hint="Read the model again, and repeat the change if it still makes sense.",
             )
         changes = make(registry)
@@ -240,8 +237,9 @@ class ModelRegistry:
                     f"a pipeline has the name {change.name}",
                     hint="Choose another name for the model.",
                 )
+            before = {} if change.before is None else change.before.versions
             for version, entry in change.after.versions.items():
-                if change.before is not None and change.before.versions.get(version) == entry:
+                if before.get(version) == entry:
                     continue
                 try:
                     self._configs.read(change.name, version, entry)
@@ -280,10 +278,9 @@ class ModelRegistry:
             registry = await self.store.read()
             # A source may have to be fetched, and many models take a while.
             versions = await asyncio.to_thread(self._configs.versions, registry)
-            traffic = {name: model.routing for name, model in registry.models.items()}
-            self._catalog.adopt(
-                versions, {k: rule for k, rule in traffic.items() if rule is not None}
-            )
+            models = registry.models.items()
+            traffic = {name: rule for name, model in models if (rule := model.routing) is not None}
+            self._catalog.adopt(versions, traffic)
             self.registry = registry
             self._on_change()
             return registry
@@ -350,7 +347,3 @@ def _served(report: WorkerReport, name: str) -> set[str]:
     }
     labels = (label.partition(VERSION_SEPARATOR) for label in report.unloaded)
     return versions | {version for model, _, version in labels if model == name}
-
-
-def _last_change(model: RegisteredModel | None) -> str:
-    return f": {model.by} has changed it meanwhile ({model.what})" if model is not None else ""

@@ -16,7 +16,6 @@ from msgspec import UNSET, Meta, UnsetType
 
 from api.http.bodies import FORM_TYPE, Line, LineSplitter, batches, require_type
 from api.http.messages import (
-    NO_STORE,
     Message,
     Reply,
     Request,
@@ -25,7 +24,9 @@ from api.http.messages import (
     Write,
 )
 from api.http.send_buffer import SendBuffer
+from api.routes.event_stream import STREAM_HEADERS
 from api.routes.jobs.bulk import BulkLine, BulkSubmitter
+from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
@@ -34,10 +35,7 @@ from headrace.jobs.ids import check_key
 from headrace.jobs.job import Amount
 from headrace.jobs.tokens import DEADLINE_HEADER
 
-NDJSON: Final = b"application/x-ndjson"
-TYPES: Final = frozenset(
-    {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
-)
+TYPES: Final = frozenset({"", FORM_TYPE, NDJSON, "application/ndjson", "application/jsonl"})
 #: The most lines of one call of jobs/submit.lua, which bounds how long it blocks Redis.
 CALL_MAX_LINES: Final = 256
 #: The most bytes of their lines, unless the first alone is longer.
@@ -49,8 +47,6 @@ IDLE_MAX_S: Final = 600.0
 UNREAD_MAX_S: Final = 600.0
 #: ... or anything, once there is no room for more of them.
 FULL_MAX_S: Final = 60.0
-#: Without it a proxy may buffer the answer, which would undo the streaming.
-_UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
 Rows = list[BulkLine]
 
@@ -113,15 +109,11 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
             submitter.trace = trace
             await exchange.run(write)
 
-    return StreamingReply(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
+    return StreamingReply(200, run, NDJSON.encode(), STREAM_HEADERS)
 
 
 def _deadline_s(request: Request) -> int | None:
-    """Return by when the results of a request are wanted, in seconds since 1970, or None.
-
-    Raises:
-        InvalidRequest: the header is not valid.
-    """
+    """Return by when the results of a request are wanted, in seconds since 1970, or None."""
     text = request.header(DEADLINE_HEADER.lower().encode()).decode("latin-1")
     if not text:
         return None
@@ -160,8 +152,8 @@ class _Exchange:
         with self._buffers.new() as buffer:
             try:
                 async with asyncio.TaskGroup() as stages:
-                    for stage in (self._receive, self._submit):
-                        stages.create_task(stage())
+                    stages.create_task(self._receive())
+                    stages.create_task(self._submit())
                     stages.create_task(self._answer(buffer))
                     stages.create_task(_send(buffer, write))
             except* TimeoutError:
@@ -203,9 +195,7 @@ class _Exchange:
             await asyncio.wait(
                 {coming, stopping}, timeout=IDLE_MAX_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if not coming.done():
-                return {"type": "http.disconnect"}
-            return coming.result()
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
         finally:
             for task in (coming, stopping):
                 task.cancel()

@@ -84,7 +84,7 @@ class Application(FastAPI):
     surfaces: Sequence[Surface] = ()
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
-    _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
+    _described: dict[bool, tuple[list[ModelConfig], dict[str, Any]]]
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -111,22 +111,14 @@ class Application(FastAPI):
                 return
         await self.operations.serve(services, scope, receive, send)
 
-    @override
-    def openapi(self) -> dict[str, Any]:
-        """Return the description of every operation."""
-        if self.openapi_schema is None:
-            self.openapi_schema = document(self.version)
-        return self.openapi_schema
-
     def describe(self, *, with_models: bool) -> dict[str, Any]:
         """Return the description, with the models that declare inputs or without."""
-        if not with_models:
-            return self.openapi()
-        served, described = self.catalog.served, self._with_models
-        if described is None or described[0] != served:
+        models = self.catalog.served if with_models else []
+        known = self._described.get(with_models)
+        if known is None or known[0] != models:
             # The models may change while the server runs.
-            described = self._with_models = (served, document(self.version, served))
-        return described[1]
+            known = self._described[with_models] = (models, document(self.version, models))
+        return known[1]
 
 
 def create_app(
@@ -166,6 +158,7 @@ def create_app(
     )
     app.settings = settings
     app.catalog = catalog
+    app._described = {}
     app.operations = Router(operations(), super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = Cors(app.serve, settings.cors_origins, catalog)

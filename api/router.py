@@ -60,7 +60,10 @@ class Router:
         parameters: Sequence[str] = ()
         if route is not None:
             label, parameters = route.label, route.parameters(segments)
-        _record_route(scope, request, label if by_method else "", parameters)
+        trace = scope.get(REQUEST_TRACE)
+        if trace is not None:
+            shown = label if by_method else ""
+            trace.routed(shown, parameters[0] if parameters else "", request)
         try:
             await admit(services, request, None if route is None else route.row.needs)
             if route is None:
@@ -84,13 +87,6 @@ class Router:
             await send_stream(send, reply)
 
 
-def _record_route(scope: Scope, request: Request, label: str, parameters: Sequence[str]) -> None:
-    """Add the route to the trace of the request, for logs and spans."""
-    trace = scope.get(REQUEST_TRACE)
-    if trace is not None:
-        trace.routed(label, parameters[0] if parameters else "", request)
-
-
 def _error_reply(error: HeadraceError, path: str) -> Reply:
     return _reply_of_extension(error, path) or problem(error, path)
 
@@ -112,8 +108,7 @@ def _refuse(request: Request, by_method: dict[str, Route[Operation]]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
-        hint = hint_of(request.method, path)
-        hint = hint or "See /docs, or docs/api.md, for the routes."
+        hint = hint_of(request.method, path) or "See /docs, or docs/api.md, for the routes."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

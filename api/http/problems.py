@@ -56,10 +56,10 @@ def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     drop_tracebacks(error)
     if isinstance(error, InvalidInput):
         members["errors"] = error.errors
-    return _reply(
-        error.status, error.code, error.title, error.message, path,
-        error_headers(error), error.hint, members,
-    )  # fmt: skip
+    if error.hint:
+        members = {"remedy": error.hint, **members}
+    headers = error_headers(error)
+    return _reply(error.status, error.code, error.title, error.message, path, members, headers)
 
 
 def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool = True) -> Reply:
@@ -68,7 +68,7 @@ def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: boo
     members: dict[str, Any] = {"retryable": failure.retryable, "job": job.id}
     if with_traceback and (text := job.traceback):
         members["traceback"] = text
-    return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
+    return _reply(failure.status, failure.type, title, failure.message, path, members)
 
 
 def unexpected(error: Exception, path: str) -> Reply:
@@ -132,9 +132,8 @@ def _reply(
     title: str,
     detail: str,
     path: str,
-    headers: tuple[Header, ...],
-    remedy: str,
     members: dict[str, Any],
+    headers: tuple[Header, ...] = (),
 ) -> Reply:
     document = {
         "type": TYPE_PREFIX + code,
@@ -142,7 +141,6 @@ def _reply(
         "status": status,
         "detail": detail,
         "instance": path,
-        **({"remedy": remedy} if remedy else {}),
         **members,
     }
     return Reply(status, msgspec.json.encode(document), PROBLEM_TYPE, headers)

@@ -1,23 +1,24 @@
-"""Submit the lines of a bulk request. Independent of HTTP."""
+"""Submit the lines of a bulk request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from api.auth.rate_limit import rate_limited
+from api.auth.rate_limit import RateLimiter, rate_limited
 from api.http.bodies import Line
+from api.http.messages import Request
 from api.http.problems import problem, unexpected
 from api.routes.jobs.submission import fresh_job, fresh_state, submission_of, validated
 from api.services import Services
 from api.submission.input_store import StoredInput
 from api.submission.job_request import (
     LINE,
-    HeaderOf,
     JobIdentity,
     ValidatedRequest,
     identity_from_key,
@@ -26,7 +27,6 @@ from api.submission.job_request import (
     trace_id_of,
     with_trace,
 )
-from headrace.access.api_key import Caller
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,
@@ -36,6 +36,7 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
+from headrace.jobs.message import InputSource
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.job_queue import VIEW_MAX_JOBS
@@ -71,48 +72,32 @@ class BulkLine(msgspec.Struct):
     outcome: Receipt | Job | HeadraceError | None = None
 
 
+@dataclass(kw_only=True)
 class BulkSubmitter:
     """Validates lines, submits them together, and writes the answer of each.
 
-    Args:
-        path: the path of the request, for problems.
-        hold_s: seconds for which lines without room in their queue are held back.
+    Attributes:
         trace: the trace of the request, for lines that name none.
+        key: the idempotency key of the request; "" for none.
+        hold_s: seconds for which lines without room in their queue are held back.
         brief: answer with the number of accepted lines, and in full only for the others.
         quiet: publish no completion events and do not list the jobs.
         deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        path: str,
-        key: str,
-        hold_s: float,
-        caller: Caller,
-        *,
-        trace: Trace | None,
-        brief: bool,
-        quiet: bool,
-        deadline_s: float | None,
-        header: HeaderOf,
-    ) -> None:
-        self.trace = trace
-        self._header = header
-        self._services = services
-        self._caller = caller
-        self._path = path
-        self._key = key
-        self._hold_s = hold_s
-        self._brief = brief
-        self._waiter = keys.NO_WAITER if quiet else ""
-        self._deadline_s = deadline_s
-        authenticator = services.authenticator
-        self._rates = authenticator.rates if authenticator is not None and caller.rate else None
+    services: Services
+    request: Request
+    trace: Trace | None
+    key: str
+    hold_s: float
+    brief: bool
+    quiet: bool
+    deadline_s: float | None
 
-    async def prepare(self) -> None:
-        """Learn which versions of the models there are, as lines may ask for any of them."""
-        await self._services.model_statuses.refresh()
+    @property
+    def _rates(self) -> RateLimiter | None:
+        authenticator, rate = self.services.authenticator, self.request.caller.rate
+        return authenticator.rates if authenticator is not None and rate else None
 
     def read(self, lines: Sequence[Line]) -> list[BulkLine]:
         """Return the rows of lines; those of a key with a rate are validated when it has paid."""
@@ -142,7 +127,7 @@ class BulkSubmitter:
 
     async def answers(self, rows: Sequence[BulkLine]) -> bytes:
         """Return the answers, a line each; a brief answer counts accepted lines together."""
-        if self._brief:
+        if self.brief:
             return self._brief_answers(rows)
         asked = {
             (row.request.model.name, row.request.model.asked_version)
@@ -150,7 +135,7 @@ class BulkSubmitter:
             if row.request is not None
         }
         waits = {
-            target: await self._services.model_statuses.waiting_for(*target) for target in asked
+            target: await self.services.model_statuses.waiting_for(*target) for target in asked
         }
         return without_line_ends(b"\n".join([*(self._answer(row, waits) for row in rows), b""]))
 
@@ -173,12 +158,12 @@ class BulkSubmitter:
 
         Lines that are not valid count too: checking them is work.
         """
-        rates, caller = self._rates, self._caller
+        rates, caller = self._rates, self.request.caller
         if rates is None:
             yield rows
             return
-        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
-        until, taken = clock() + self._hold_s, 0
+        clock, stopping = asyncio.get_running_loop().time, self.services.waiters.dismissed
+        until, taken = clock() + self.hold_s, 0
         while True:
             try:
                 more, wait_s = await rates.spend(caller, len(rows) - taken)
@@ -196,7 +181,7 @@ class BulkSubmitter:
 
     def _validate(self, rows: Sequence[BulkLine]) -> None:
         """Validate lines; an invalid line affects no other."""
-        now_s = self._services.queue.clock.now_s()
+        now_s = self.services.queue.clock.now_s()
         fresh_ids = ids_on_demand()
         for row in rows:
             line, row.line = row.line, None
@@ -204,7 +189,7 @@ class BulkSubmitter:
                 self._read(row, line, fresh_ids, now_s)
 
     def _read(self, row: BulkLine, line: Line, fresh_ids: Iterator[str], now_s: float) -> None:
-        services = self._services
+        services = self.services
         try:
             if line.number > services.settings.bulk_limit_lines:
                 raise PayloadTooLarge(
@@ -220,37 +205,41 @@ class BulkSubmitter:
             fields = LINE.decode(line.text)
             model = requested_model(services.catalog, services.model_statuses, fields)
             identity = self._identity(fields.id, line.number, fresh_ids)
-            request = validated(services, fields, model, identity, self._caller, self._header)
+            request = validated(
+                services, fields, model, identity, self.request.caller, self.request.header
+            )
             trace = self.trace
             if fields.traceparent is not None:
                 # An invalid one is ignored, as in a header.
                 trace = read_trace(fields.traceparent) or trace
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
-                row.job = submission_of(
-                    services, row.request, now_s, self._waiter, deadline_s=self._deadline_s
-                )
+                row.job = self._job_of(row.request, now_s)
         except HeadraceError as error:
             row.outcome = error.kept()
 
     def _identity(self, given_id: str | None, number: int, fresh_ids: Iterator[str]) -> JobIdentity:
         if given_id is not None:
-            return identity_of(given_id, "", self._caller.key_id)
-        if self._key:
+            return identity_of(given_id, "", self.request.caller.key_id)
+        if self.key:
             # The key was checked as it came; with the line's number it may exceed the limit.
-            return identity_from_key(f"{self._key}/{number}", self._caller.key_id)
+            return identity_from_key(f"{self.key}/{number}", self.request.caller.key_id)
         return JobIdentity(next(fresh_ids), chosen=False)
+
+    def _job_of(
+        self, request: ValidatedRequest, now_s: float, source: InputSource | None = None
+    ) -> JobSubmission:
+        waiter = keys.NO_WAITER if self.quiet else ""
+        return submission_of(self.services, request, now_s, waiter, source, self.deadline_s)
 
     async def _keep(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
         """Write the inputs of these lines to the payload store, or check the files they name."""
-        places = await self._services.input_store.keep_all([request for _, request in rows])
-        now_s = self._services.queue.clock.now_s()
+        places = await self.services.input_store.keep_all([request for _, request in rows])
+        now_s = self.services.queue.clock.now_s()
         for (row, request), stored in zip(rows, places, strict=True):
             if isinstance(stored, StoredInput):
                 row.stored = stored
-                row.job = submission_of(
-                    self._services, request, now_s, self._waiter, stored.source, self._deadline_s
-                )
+                row.job = self._job_of(request, now_s, stored.source)
             elif stored is not None:
                 row.outcome = stored.kept()
             elif row.outcome is None:
@@ -263,7 +252,7 @@ class BulkSubmitter:
         """Delete the input of a job that was not enqueued; keep it where that is unknown."""
         known = isinstance(row.outcome, (Job, HeadraceError))
         if known and not isinstance(row.outcome, BrokerUnavailable):
-            await self._services.input_store.drop(stored)
+            await self.services.input_store.drop(stored)
 
     async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
         """Submit the lines in a single call; return those to try again."""
@@ -276,7 +265,7 @@ class BulkSubmitter:
         earlier = await self._view([request.identity.job_id for _, request in refused])
         for (row, request), job in zip(refused, earlier, strict=True):
             if isinstance(job, Job):
-                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
+                row.outcome = answer_to_repeat(job, request.request_hash, self.request.caller)
             elif job is not None:
                 row.outcome = job
         return [row for row in rows if _retryable(row)]
@@ -285,7 +274,7 @@ class BulkSubmitter:
         jobs = [row.job for row in rows if row.job is not None]
         if not jobs:
             return
-        answers = await self._services.queue.submit_many(jobs)
+        answers = await self.services.queue.submit_many(jobs)
         known: list[tuple[BulkLine, str]] = []
         for row, job, answer in zip(rows, jobs, answers, strict=True):
             row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
@@ -294,7 +283,7 @@ class BulkSubmitter:
                 known.append((row, job.id))
         earlier = await self._view([job_id for _, job_id in known])
         for (row, job_id), found in zip(known, earlier, strict=True):
-            if isinstance(found, Job) and not self._caller.may_see(found.key):
+            if isinstance(found, Job) and not self.request.caller.may_see(found.key):
                 row.outcome = id_unavailable(job_id)
             else:
                 row.outcome = found
@@ -304,15 +293,15 @@ class BulkSubmitter:
         jobs: list[Job | HeadraceError | None] = []
         for page in pages_of(ids, VIEW_MAX_JOBS):
             try:
-                jobs += await self._services.queue.view(page)
+                jobs += await self.services.queue.view(page)
             except HeadraceError as error:
                 jobs += [error.kept()] * len(page)
         return jobs
 
     async def _hold(self, held: list[BulkLine]) -> None:
         """Try again for `hold_s` seconds; meanwhile nothing more is read from the client."""
-        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
-        until = clock() + self._hold_s
+        clock, stopping = asyncio.get_running_loop().time, self.services.waiters.dismissed
+        until = clock() + self.hold_s
         pause_s, probe = HOLD_MIN_S, PROBE
         while held and clock() < until and not stopping.is_set():
             try:
@@ -335,12 +324,12 @@ class BulkSubmitter:
                 continue
             if isinstance(row.outcome, Receipt):
                 if row.request.shadow is not None and not row.outcome.repeated:
-                    self._services.shadow_copies.offer(row.request)
+                    self.services.shadow_copies.offer(row.request)
                 admitted[row.request.model.name, row.request.model.asked_version] += 1
             elif isinstance(row.outcome, HeadraceError):
-                self._services.counters.refused(row.request.model.name, row.outcome.code)
+                self.services.counters.refused(row.request.model.name, row.outcome.code)
         for (name, version), count in admitted.items():
-            self._services.counters.admitted(name, version, count)
+            self.services.counters.admitted(name, version, count)
 
     def _answer(self, row: BulkLine, waits: dict[tuple[str, str], Waiting | None]) -> bytes:
         outcome = row.outcome
@@ -356,9 +345,9 @@ class BulkSubmitter:
             # A line has no header for it.
             if isinstance(outcome, Throttled) and outcome.retry_after_s > 1:
                 members["retry_after"] = outcome.retry_after_s
-            reply = problem(outcome, self._path, **members)
+            reply = problem(outcome, self.request.path, **members)
         else:
-            reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self._path)
+            reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self.request.path)
         return b'{"error":%s}' % reply.body
 
 

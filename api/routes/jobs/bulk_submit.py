@@ -87,16 +87,14 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
     first = await request.receive()
     hold_s = most_s if query.hold is UNSET else min(query.hold, most_s)
     submitter = BulkSubmitter(
-        services,
-        request.path,
-        key,
-        hold_s,
-        request.caller,
+        services=services,
+        request=request,
         trace=request_trace(request),
+        key=key,
+        hold_s=hold_s,
         brief=query.brief == "1",
         quiet=query.quiet == "1",
         deadline_s=_deadline_s(request),
-        header=request.header,
     )
     exchange = _Exchange(services, request, submitter, first)
 
@@ -169,7 +167,8 @@ class _Exchange:
                 lines += self._splitter.finish()
                 self._whole = True
             lines, cut = self._within_limit(lines)
-            await self._submitter.prepare()
+            # Lines may ask for any version of a model.
+            await self._submitter.services.model_statuses.refresh()
             for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
                 await self._read.put(self._submitter.read(batch))
             if cut:

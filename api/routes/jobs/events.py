@@ -94,7 +94,11 @@ class _JobEvents:
         if self._end is None and not self._watch.unknown:
             status = self._watch.status or status_of(self._job)
             now = asyncio.get_running_loop().time()
-            events = self._sequence.due(status, now, await self._waits_for(status))
+            waiting_for = None
+            if status.state is State.QUEUED:
+                model, version = self._job.model, self._job.asked_version
+                waiting_for = await self._services.model_statuses.waiting_for(model, version)
+            events = self._sequence.due(status, now, waiting_for)
             if events and not events[-1].data:
                 self._end = events.pop()
         if self._end is not None:
@@ -120,12 +124,6 @@ class _JobEvents:
             # that of a later job, of another API key.
             return []
         return [StreamEvent(end_id(job.ended_us), name, job_object(job))]
-
-    async def _waits_for(self, status: JobStatus) -> Waiting | None:
-        if status.state is not State.QUEUED:
-            return None
-        job = self._job
-        return await self._services.model_statuses.waiting_for(job.model, job.asked_version)
 
 
 def end_id(ended_us: int) -> str:
@@ -155,7 +153,8 @@ class EventSequence:
         if not events:
             return []
         if events[-1].id.startswith("q-"):
-            self.held = _same_wait(self._last, events[-1].id) and now - self._place_at < PLACE_S
+            same_wait = self._last.rpartition("-")[0] == events[-1].id.rpartition("-")[0]
+            self.held = same_wait and now - self._place_at < PLACE_S
             if self.held:
                 return []
             self._place_at = now
@@ -228,8 +227,3 @@ def _schedule(status: JobStatus) -> dict[str, Any]:
         with contextlib.suppress(msgspec.MsgspecError):
             members["error"] = read_error(status.error_json)
     return members
-
-
-def _same_wait(first: str, other: str) -> bool:
-    """Return whether two ids differ in the queue position alone."""
-    return first.rpartition("-")[0] == other.rpartition("-")[0]

@@ -19,13 +19,15 @@ from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
 from api.observability.exposition import Exposition
 from api.observability.request_trace import ApiSpans
-from api.submission.input_store import build_input_store
+from api.submission.input_store import InputStore
 from api.submission.job_request import InputChecks
 from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
 from headrace.observability.tracing import tracing
+from headrace.payloads.input_ref import InputRefs
+from headrace.payloads.stores import THREADS, build_stores
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.failures import Failures
 from headrace.queue.following.piece_log import PieceLog
@@ -52,10 +54,6 @@ class Describe(Protocol):
 _Service = TypeVar("_Service")
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Part:
     """What lives as long as the process does.
@@ -67,8 +65,8 @@ class Part:
     """
 
     stop: Callable[[], Awaitable[None] | None]
-    start: Callable[[], Awaitable[None] | None] = _nothing
-    dismiss: Callable[[], None] = _nothing
+    start: Callable[[], Awaitable[None] | None] = lambda: None
+    dismiss: Callable[[], None] = lambda: None
 
 
 class Services:
@@ -126,7 +124,8 @@ class Services:
         self.send_buffers = SendBuffers()
 
         self.input_checks = InputChecks(catalog.served)
-        self.input_store = build_input_store(settings, redis_url)
+        input_refs = InputRefs(settings, THREADS)
+        self.input_store = InputStore(build_stores(settings, redis_url), input_refs)
         self.shadow_copies = ShadowCopies(
             queue, self.input_store, self.counters, catalog.has_shadow
         )

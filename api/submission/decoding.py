@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from api.http.bodies import not_json
+from api.http.bodies import not_json, read_body
 from api.http.messages import Request, unknown_name
 from headrace.config.suggestions import not_a_choice
 from headrace.errors import InvalidParameter
@@ -49,6 +49,10 @@ class JsonDecoder(Generic[Shape]):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise not_json(error, body) from None
         return decoded
+
+    async def read(self, request: Request, limit_bytes: int) -> Shape:
+        """Read and decode a body whose limit is fixed."""
+        return self.decode(await read_body(request, limit_bytes, fixed=True))
 
 
 @cache
@@ -96,12 +100,6 @@ def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParame
     return InvalidParameter(f"query parameter {name}: {text[:32]!r} is not valid", name, hint=hint)
 
 
-def _misplaced_option(name: str) -> InvalidParameter:
-    """Return the error for an option of a job among the members of its request."""
-    hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
-    return InvalidParameter(f"unknown member {name!r}: it is an option of the job", name, hint=hint)
-
-
 def invalid_member(
     error: msgspec.ValidationError, what: str, shape: type[msgspec.Struct]
 ) -> InvalidParameter:
@@ -112,11 +110,14 @@ def invalid_member(
     text = _AT.sub("", text)
     unknown = _UNKNOWN.fullmatch(text)
     if unknown:
-        if not where and unknown.group(1) in OPTION_NAMES and "input" in known:
-            return _misplaced_option(unknown.group(1))
+        name = unknown.group(1)
+        if not where and name in OPTION_NAMES and "input" in known:
+            hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
+            text = f"unknown member {name!r}: it is an option of the job"
+            return InvalidParameter(text, name, hint=hint)
         names = OPTION_NAMES if where == "options" else known
-        wrong = unknown_name("option" if where == "options" else what, unknown.group(1), names)
-        return InvalidParameter(wrong.message, unknown.group(1)[:64], hint=wrong.hint)
+        wrong = unknown_name("option" if where == "options" else what, name, names)
+        return InvalidParameter(wrong.message, name[:64], hint=wrong.hint)
     if problem := not_a_choice(error, shape):
         text = problem.removeprefix(f"{where}: ")
     text = text[:1].lower() + text[1:]

@@ -17,14 +17,13 @@ from typing import Any, Final, NamedTuple, TypeVar
 from api.http.bodies import Payload
 from api.http.messages import ClientGone, HangUp, Receive, ResponseCutShort, Write
 from api.submission.job_request import ValidatedRequest
-from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound, StoreUnavailable
 from headrace.jobs.job import StoredResult
 from headrace.jobs.message import InputSource
 from headrace.payloads.index import GRACE_S
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
-from headrace.payloads.stores import THREADS, PayloadStores, build_stores
+from headrace.payloads.stores import THREADS, PayloadStores
 
 logger = logging.getLogger(__name__)
 
@@ -222,8 +221,3 @@ def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
     return StoredInput(
         InputSource(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at
     )
-
-
-def build_input_store(settings: Settings, redis_url: str) -> InputStore:
-    """Build the payload stores; raise ConfigError if the settings of the store are not valid."""
-    return InputStore(build_stores(settings, redis_url), InputRefs(settings, THREADS))

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
@@ -113,7 +112,7 @@ async def purge_one(services: Services, _: Request, model: str, name: str) -> Re
 
 
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
-    selection = _SELECTION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    selection = await _SELECTION.read(request, BODY_LIMIT_BYTES)
     if selection.all == (selection.ids is not None):
         raise InvalidRequest('the body must have either "ids" or "all": true')
     if selection.ids is None:

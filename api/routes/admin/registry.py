@@ -10,7 +10,6 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, to_builtins
 
 from api.components.model_registry import ChangeState, MakeChanges, ModelRegistry
-from api.http.bodies import read_body
 from api.http.messages import NO_CONTENT, ClientGone, HangUp, Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
@@ -125,7 +124,7 @@ _VERSION: Final = JsonDecoder(NewVersion)
 async def register_version(services: Services, request: Request, model: str, version: str) -> Reply:
     """Register a version of a model, or replace it and load it again."""
     wait_s = read_query(request, ChangeQuery).wait
-    options = _VERSION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True)).options
+    options = (await _VERSION.read(request, BODY_LIMIT_BYTES)).options
     _may_register(services)
     known = await registry_of(services).read()
     new = model not in known.models or version not in known.models[model].versions
@@ -143,7 +142,7 @@ async def register_version(services: Services, request: Request, model: str, ver
 async def change_model(services: Services, request: Request, model: str) -> Reply:
     """Set options of a version, such as `replicas`, or choose the default version."""
     wait_s = read_query(request, ChangeQuery).wait
-    change = _CHANGE.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    change = await _CHANGE.read(request, BODY_LIMIT_BYTES)
     if guarded := change.options.keys() & _GUARDED:
         _may_register(services, f"{listing(guarded)} cannot be changed over HTTP here")
     if (change.default_version is None) == (not change.options):
@@ -215,7 +214,7 @@ async def get_traffic(services: Services, _: Request, model: str) -> Reply:
 
 async def put_traffic(services: Services, request: Request, model: str) -> Reply:
     """Share the jobs that name no version among versions; this replaces the present traffic."""
-    traffic = _TRAFFIC.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    traffic = await _TRAFFIC.read(request, BODY_LIMIT_BYTES)
     return await _route(services, request, model, traffic)
 
 

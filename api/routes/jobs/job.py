@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from api.http.messages import (
     NO_CONTENT,
@@ -26,13 +26,13 @@ from api.http.problems import job_problem, problem
 from api.routes.jobs.submission import wait_for_end
 from api.services import Services
 from api.submission.decoding import read_query
-from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
+from api.submission.waiting import WaitQuery, preferred_wait_s
 from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult, error_of
 from headrace.response import split_details
-from headrace.schema.serialization import job_object, raw_result
+from headrace.schema.serialization import JOBS_PATH, job_object, raw_result
 
 
 class JobQuery(WaitQuery):
@@ -44,7 +44,13 @@ class JobQuery(WaitQuery):
 
 
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
-_QUERY: Final = frozenset(JobQuery.__struct_fields__)
+#: Of an answer with the job of an earlier request.
+REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
+
+
+def location(job: Job) -> Header:
+    """Return the header with the path of a job that was submitted."""
+    return (b"location", (JOBS_PATH + job.id).encode())
 
 
 class Cancellation(msgspec.Struct):
@@ -64,20 +70,22 @@ class Cancellation(msgspec.Struct):
 
 async def get_job(services: Services, request: Request, job_id: str) -> Reply:
     """Return a job; with a wait, once the job has ended or the wait is over."""
-    job, applied = await _read(services, request, job_id)
+    query = read_query(request, JobQuery)
+    job, applied = await _read(services, request, job_id, query)
     if job.state.final:
-        body = job_object(job, with_traceback=_with_traceback(request))
+        body = job_object(job, with_traceback=query.traceback == "1")
         return Reply(200, body, headers=(NO_STORE, *applied))
     return await _not_yet(services, job, applied)
 
 
 async def get_result(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """Return the output of the handler; for a failed job, its problem."""
-    job, applied = await _read(services, request, job_id)
+    query = read_query(request, JobQuery)
+    job, applied = await _read(services, request, job_id, query)
     if not job.state.final:
         return await _not_yet(services, job, applied)
     if (failure := error_of(job)) is not None:
-        wanted = _with_traceback(request)
+        wanted = query.traceback == "1"
         return job_problem(job, failure, request.path, with_traceback=wanted)
     return await _result_reply(services, request, job, applied)
 
@@ -96,22 +104,16 @@ async def cancel_job(services: Services, request: Request, job_id: str) -> Reply
     return json_reply(Cancellation(job_id, outcome, status), 202 if outcome == "asked" else 200)
 
 
-def _with_traceback(request: Request) -> bool:
-    return read_query(request, JobQuery).traceback == "1"
-
-
 async def _read(
-    services: Services, request: Request, job_id: str
+    services: Services, request: Request, job_id: str, query: JobQuery
 ) -> tuple[Job, tuple[Header, ...]]:
     """Read the job, and wait for its end if the request wants that."""
-    _with_traceback(request)  # a wrong value is refused before the wait
     max_wait_s = services.settings.max_wait_s
-    wait_s = query_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
-    if wait_s is None:
+    if query.wait is UNSET:
         wait_s = preferred_wait_s(request.header(b"prefer"), max_wait_s)
-    applied: tuple[Header, ...] = ()
-    if wait_s is not None:
-        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
+    else:
+        wait_s = min(query.wait, max_wait_s)
+    applied = () if wait_s is None else ((b"preference-applied", b"wait=%g" % wait_s),)
     job = await visible_job(services, request.caller, job_id)
     if wait_s and not job.state.final:
         job = await wait_for_end(services, job, request.receive, wait_s)

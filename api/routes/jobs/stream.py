@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -21,7 +22,6 @@ from api.http.messages import (
     JSON,
     NO_CONTENT,
     NO_STORE,
-    Header,
     Reply,
     Request,
     ResponseCutShort,
@@ -36,11 +36,12 @@ from api.routes.event_stream import (
     stream_events,
     take_stream,
 )
-from api.routes.jobs.job import visible_job
-from api.routes.jobs.submission import wait_for_end
+from api.routes.jobs.job import REPLAYED, location, visible_job
+from api.routes.jobs.submission import submit, wait_for_end
 from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
+from api.submission.job_request import ValidatedRequest
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.job import Job, State
 from headrace.jobs.values.encoding import without_line_ends
@@ -110,13 +111,9 @@ def prefers_events(accept: bytes) -> bool:
 
 
 async def submit_and_stream(
-    services: Services,
-    request: Request,
-    submit: Callable[[], Awaitable[tuple[Job, tuple[Header, ...]]]],
+    services: Services, request: Request, validated: ValidatedRequest
 ) -> StreamingReply:
     """Submit a job and stream its pieces; the job goes on if the client hangs up.
-
-    `submit` returns the job, and headers of the answer.
 
     Raises:
         TooManyStreams: a limit is reached; nothing was submitted.
@@ -124,14 +121,14 @@ async def submit_and_stream(
     """
     take_stream(services, request)
     try:
-        job, headers = await submit()
+        job, replayed = await submit(services, validated)
     except BaseException:
         services.stream_limit.leave(request.caller.key_id)
         raise
     most_s = services.settings.event_stream_max_s
     pieces = pieces_of(services, job, Place())
     stream = EventStream(services, request, pieces, _EVENTS(), most_s=most_s)
-    return stream.reply(headers=headers)
+    return stream.reply(headers=(location(job), *((REPLAYED,) if replayed else ())))
 
 
 class Ended(NamedTuple):
@@ -192,31 +189,23 @@ class _JobPieces:
         return [Ended(self._follower.place, job)] if job.state.final else []
 
 
+@dataclass
 class _PieceWriter:
     """Writes pieces in a format; `cut` if a client would take an incomplete answer for whole."""
 
-    def __init__(
-        self,
-        content_type: bytes,
-        head: bytes,
-        heartbeat: bytes,
-        text: Callable[[PieceEvent], bytes],
-        *,
-        cut: bool = False,
-    ) -> None:
-        self.content_type = content_type
-        self.head = head
-        self.heartbeat = heartbeat
-        self._text = text
-        self._cut = cut
+    content_type: bytes
+    head: bytes
+    heartbeat: bytes
+    text_of: Callable[[PieceEvent], bytes]
+    cut: bool = False
 
     async def text(self, events: Sequence[PieceEvent]) -> bytes:
         if events and isinstance(events[-1], Ended):
-            self._cut = False
-        return b"".join(map(self._text, events))
+            self.cut = False
+        return b"".join(map(self.text_of, events))
 
     def end(self) -> None:
-        if self._cut:
+        if self.cut:
             raise ResponseCutShort
 
 

@@ -34,11 +34,7 @@ _READ_BY_ALL: Final = (
 
 
 class Cors(CORSMiddleware):
-    """Answers the preflight requests of the pages that may call.
-
-    They may use the methods and send the headers of the table, and send the headers that a model
-    declares.
-    """
+    """Answers the preflight requests of pages: they may send the headers of table and models."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], catalog: Catalog) -> None:
         table = operations()
@@ -68,10 +64,9 @@ class Cors(CORSMiddleware):
 
 
 class Application(FastAPI):
-    """FastAPI behind the router.
+    """FastAPI, which serves the mounted files, behind the router.
 
     Attributes:
-        operations: answers every HTTP request; FastAPI serves the mounted files.
         surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.

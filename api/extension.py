@@ -82,11 +82,7 @@ def add_services(services: Services) -> None:
 
 
 def surfaces_of(services: Services) -> list[Surface]:
-    """Return the surfaces that the settings ask for.
-
-    Raises:
-        ConfigError: the configuration of one cannot be used.
-    """
+    """Return the surfaces that the settings ask for; raise ConfigError if one cannot be built."""
     builders = [part.surface for part in api_parts() if part.surface is not None]
     return [surface for build in builders if (surface := build(services)) is not None]
 

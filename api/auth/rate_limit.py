@@ -39,13 +39,10 @@ class RateLimiter:
         self._buckets: dict[str, _Bucket] = {}
 
     async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
-        """Take `count` requests of a key's rate.
+        """Take `count` requests of a key's rate; raise BrokerError if Redis does not answer.
 
         Returns:
             How many of them the rate allows now, and the seconds until it allows more.
-
-        Raises:
-            BrokerError: Redis does not answer.
         """
         if not caller.rate or not count:
             return count, 0.0
@@ -59,10 +56,7 @@ class RateLimiter:
             return taken, max(0.0, bucket.empty_until - time.monotonic())
 
     async def spend_all(self, caller: Caller, count: int) -> None:
-        """Take `count` requests of a key's rate, or none.
-
-        Args:
-            count: fewer than the key's `rate_burst`.
+        """Take `count` requests of a key's rate, fewer than its `rate_burst`, or none.
 
         Raises:
             RateLimited: the rate does not allow all of them now.

@@ -84,8 +84,7 @@ class ModelRegistry:
     async def start(self) -> None:
         """Apply the models file, and start to follow the registry.
 
-        While Redis does not answer, is full, or has what cannot be read, the models of the file
-        are served.
+        While the registry cannot be read or written, the models of the file are served.
         """
         try:
             await self._apply_file()
@@ -201,11 +200,7 @@ class ModelRegistry:
     async def until(
         self, look: Callable[[Collection[WorkerReport]], tuple[ChangeState, str]], seconds: float
     ) -> tuple[ChangeState, str]:
-        """Read the workers' reports until `look` finds another state than pending.
-
-        Returns:
-            What `look` has found last: the state, and the traceback of a failed load.
-        """
+        """Read the workers' reports until `look` finds another state than pending; return it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:

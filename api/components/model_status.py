@@ -182,10 +182,7 @@ class ModelStatuses:
         return list(dict.fromkeys([model.version, *registered, *seen]))
 
     def for_version(self, model: ModelConfig, version: str) -> ModelConfig:
-        """Return the model for jobs that ask for one of `versions`, with the queue of the version.
-
-        A pipeline has one queue.
-        """
+        """Return the model with the queue of one of its `versions`; a pipeline has one queue."""
         name = model.name
         if name in self._catalog.pipelines and version == model.version:
             return model

@@ -94,11 +94,7 @@ def require_type(request: Request, known: Callable[[str], bool], hint: str) -> N
 
 
 class Payload(NamedTuple):
-    """An input that is too long for its message.
-
-    Attributes:
-        kind: the content type of `body`; "" for JSON text.
-    """
+    """An input that is too long for its message; `kind` is its content type, "" for JSON text."""
 
     body: bytes
     kind: str
@@ -161,8 +157,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
 def media_type(content_type: str) -> str:
     """Return the type without its parameters, in lower case; "" if none is given.
 
-    Raises:
-        UnsupportedMedia: it is not a media type.
+    It raises UnsupportedMedia for what is not a media type.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
@@ -185,12 +180,7 @@ def refuse_encoding(content_encoding: bytes) -> None:
 def typed_input(
     body: bytes, content_type: str, kind: str, inline_limit_bytes: int
 ) -> bytes | Payload:
-    """Return the wire form of bytes, as `input_of`; `kind` is the media type of `content_type`.
-
-    Raises:
-        UnsupportedMedia: it is text that is not in UTF-8.
-        InvalidRequest: its type is JSON, but it is not.
-    """
+    """Return the wire form of bytes, as `input_of`; `kind` is the media type of `content_type`."""
     if kind in ("", FORM_TYPE):
         # curl --data-binary sends FORM_TYPE whatever the bytes are.
         kind = content_type = sniff(body)

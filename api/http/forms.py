@@ -152,11 +152,7 @@ class Part(NamedTuple):
 
 
 def read_parts(body: bytes, content_type: str) -> list[Part]:
-    """Return the parts of a form.
-
-    Raises:
-        InvalidRequest: the body is not a form, is incomplete, or has more than MAX_PARTS parts.
-    """
+    """Return the parts of a form; raise InvalidRequest if it is none, or has too many parts."""
     heads: list[PartHead] = []
     bodies: list[list[bytes]] = []
 

@@ -58,11 +58,7 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class StreamingReply(NamedTuple):
-    """An answer whose body is produced while it is sent.
-
-    Attributes:
-        run: writes the body. After it has begun, an error can only close the connection.
-    """
+    """An answer whose body `run` writes; an error of it can only close the connection."""
 
     status: int
     run: Callable[[Write], Awaitable[None]]
@@ -141,11 +137,7 @@ class Request:
     def query(
         self, known: frozenset[str] = frozenset(), *, ignore_unknown: bool = False
     ) -> dict[str, str]:
-        """Return the query's parameters.
-
-        Raises:
-            InvalidRequest: a name is not among the known ones, or is given twice.
-        """
+        """Return the query's parameters; raise InvalidRequest for an unknown or a repeated name."""
         if not self.query_string:
             return {}
         try:

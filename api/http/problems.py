@@ -49,9 +49,9 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
-    """Return an error as the answer to a request for `path`; `members` extend the problem.
+    """Return an error, without its traceback, as the answer to a request for `path`.
 
-    The error loses its traceback.
+    `members` extend the problem.
     """
     drop_tracebacks(error)
     if isinstance(error, InvalidInput):
@@ -104,11 +104,7 @@ class ProblemType(msgspec.Struct):
 
 
 def explain(code: str) -> ProblemType:
-    """Return the meaning of a problem type.
-
-    Raises:
-        PathNotFound: the type is unknown.
-    """
+    """Return the meaning of a problem type; raise PathNotFound if it is unknown."""
     cls = PROBLEMS.get(code)
     if cls is None:
         raise PathNotFound(f"unknown problem type {code[:64]!r}", hint="See docs/api.md.")

@@ -182,10 +182,9 @@ class Protocol(HttpToolsProtocol):
             self._keep_http_1_0(self.cycle)
 
     def _check_head(self, version: str) -> None:
-        """Refuse what a proxy in front may read in another way.
+        """Refuse other versions than HTTP/1.1 and 1.0, and other than one `Host` (RFC 9112, 3.2).
 
-        Raises:
-            InvalidRequest: it is not HTTP/1.1 or 1.0, or has not one `Host` (RFC 9112, 3.2).
+        A proxy in front may read these in another way.
         """
         names = [name for name, _ in self.headers]
         # A proxy of HTTP/1.0 ignores a transfer coding.

@@ -62,10 +62,8 @@ class RequestObserver(Protocol):
 class Counters:
     """Jobs admitted, submits refused and requests answered since the last `take`.
 
-    Plain numbers without a lock, as everything happens on one event loop.
-
-    Attributes:
-        observers: those of extensions.
+    Plain numbers without a lock, as everything happens on one event loop. `observers` are those of
+    extensions.
     """
 
     def __init__(self) -> None:
@@ -169,11 +167,7 @@ class CounterReporter(BackgroundReporter):
     async def report(self, commands: bytes = b"", count: int = 0) -> list[Any]:
         """Report the counts, and send `count` packed commands after them in the same write.
 
-        Returns:
-            The replies to `commands`.
-
-        Raises:
-            redis.exceptions.RedisError: Redis does not answer; the counts are kept.
+        It returns the replies to these, or raises a RedisError and keeps the counts.
         """
         before = self._failure
         # One at a time: an older number of waiting requests must not overwrite a newer one.

@@ -117,8 +117,7 @@ class EventStream(Generic[Event]):
     async def begin(self) -> Sequence[Event] | None:
         """Wait for the first events, which `run` writes; raise ClientGone if the client hangs up.
 
-        Returns:
-            No events after a silence; None if there will be none.
+        It returns no events after a silence, and None if there will be none.
         """
         self._first = await anext(self._following, None)
         return self._first

@@ -34,11 +34,7 @@ class JsonDecoder(Generic[Shape]):
         self._shape = shape
 
     def decode(self, body: bytes) -> Shape:
-        """Decode a body.
-
-        Raises:
-            InvalidRequest: it is not JSON in UTF-8, or a member is not valid.
-        """
+        """Decode a body; raise InvalidRequest if it is not JSON in UTF-8, or a member is wrong."""
         body = body.removeprefix(BOM)
         try:
             decoded = self._decode(body)
@@ -64,12 +60,7 @@ def parameters_of(query: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
 
 
 def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = False) -> Shape:
-    """Return the query of a request; a list is separated by commas.
-
-    Raises:
-        InvalidParameter: the value of a parameter is not valid.
-        InvalidRequest: a name is unknown, or is given twice.
-    """
+    """Return the query of a request; raise InvalidRequest if it is wrong. Commas separate lists."""
     schemas = parameters_of(shape)
     texts = request.query(frozenset(schemas), ignore_unknown=ignore_unknown)
     values = {

@@ -158,12 +158,7 @@ class InputStore:
             logger.warning("payload not deleted; the sweep will retry: %s", error.message)
 
     async def read(self, stored: StoredResult, start: int, length: int) -> bytes:
-        """Read at most `length` bytes of a result, at least one.
-
-        Raises:
-            JobNotFound: the result is gone, and so is its job.
-            StoreUnavailable, BrokerError: the store does not answer.
-        """
+        """Read 1 to `length` bytes of a result; raise JobNotFound if it is gone."""
         store = self._stores.of(stored.ref)
         try:
             count = min(length, store.chunk_bytes)
@@ -179,9 +174,7 @@ class InputStore:
     ) -> None:
         """Send a result from `at` to before `end`, chunk by chunk; `first` was read already.
 
-        Raises:
-            ClientGone: the client hung up.
-            ResponseCutShort: the rest cannot be read.
+        It raises ResponseCutShort if the rest cannot be read, and ClientGone.
         """
         with HangUp(receive) as client:
             chunk = first
@@ -203,9 +196,7 @@ class InputStore:
     async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
         """Call a store on a thread; `moves` is how many bytes it reads or writes.
 
-        Raises:
-            StoreUnavailable: it took too long. A write that has begun continues; the sweep deletes
-                the payload that it may write.
+        A write that takes too long continues; the sweep deletes the payload that it may write.
         """
         loop = asyncio.get_running_loop()
         try:

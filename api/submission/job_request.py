@@ -82,11 +82,7 @@ def check_options(options: JobOptions) -> JobOptions:
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):
-    """The id of a job that is being submitted.
-
-    Attributes:
-        chosen: the client gave the id or an idempotency key, so that a repeat is possible.
-    """
+    """The id of a new job; `chosen` by the client, or by its key, so that a repeat is possible."""
 
     job_id: str
     chosen: bool
@@ -161,8 +157,7 @@ def trace_id_of(request: ValidatedRequest) -> str:
 def idempotency_key(request: Request) -> str:
     """Return the idempotency key of a request; "" if it has none.
 
-    Raises:
-        InvalidId: the header is empty, as from an unset variable; a repeat would be a new job.
+    An empty header, as from an unset variable, raises InvalidId: a repeat would be a new job.
     """
     key = request.header(b"idempotency-key").decode("latin-1")
     if not key and request.has(b"idempotency-key"):
@@ -200,19 +195,14 @@ def identity_from_key(key: str, owner: str = "") -> JobIdentity:
 def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobRequest) -> ModelConfig:
     """Return the model that a request names, with the queue of its version if it asks for one.
 
-    Raises:
-        ModelNotFound: the model is unknown, or no worker and no models file has this version.
+    It raises ModelNotFound if the model or the version is unknown.
     """
     model, version = catalog.get(request.model), request.version
     return model if version is None else model_of_version(model, version, statuses)
 
 
 def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) -> ModelConfig:
-    """Return the model with the queue of a version.
-
-    Raises:
-        ModelNotFound: no worker and no models file has this version.
-    """
+    """Return the model with the queue of a version; raise ModelNotFound if nobody has it."""
     known = statuses.versions(model)
     if version not in known:
         plural = "version is" if len(known) == 1 else "versions are"
@@ -230,10 +220,7 @@ def route(
     metadata: Mapping[str, Any] | None,
     header: HeaderOf,
 ) -> tuple[ModelConfig, ModelConfig | None]:
-    """Return the version that the traffic of a model chooses, and that which gets a copy.
-
-    The job names no version.
-    """
+    """Return what the traffic chooses for a job without a version, and what gets a copy."""
     traffic = model.traffic
     if traffic is None:
         return model, None
@@ -371,11 +358,9 @@ class InputChecks:
                 self._check_of(model, model.inputs)
 
     def check(self, request: ValidatedRequest) -> None:
-        """Check the input of a request; of an `input_ref`, only the type is known.
+        """Check the input of a request, but only the type of an `input_ref`.
 
-        Raises:
-            InvalidInput: it does not fit.
-            InvalidRequest: it cannot be decoded.
+        It raises InvalidInput if it does not fit, and InvalidRequest if it cannot be decoded.
         """
         if request.model.inputs is None:
             return

@@ -44,11 +44,7 @@ def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
 
 
 def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
-    """Return the seconds of `?wait=`, capped; None where it is absent.
-
-    Raises:
-        InvalidRequest: the value is not a number of seconds.
-    """
+    """Return the seconds of `?wait=`, capped, or None; raise InvalidRequest for another text."""
     if text is None:
         return None
     try:
@@ -64,12 +60,7 @@ def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
 
 
 class PendingWait:
-    """Wakes a wait when its time is up or its client hangs up.
-
-    Attributes:
-        began: when it began, by the loop's clock.
-        late: the time is up.
-    """
+    """Wakes a wait when its time is up (`late`), or its client hangs up."""
 
     __slots__ = (
         "_hang_up", "_pending_waits", "_receive", "_seconds", "_timer", "_wait", "began", "late",

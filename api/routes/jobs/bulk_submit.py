@@ -141,12 +141,7 @@ class _Exchange:
         self._whole = False
 
     async def run(self, write: Write) -> None:
-        """Answer every line.
-
-        Raises:
-            ResponseCutShort: the client hung up, does not read, or this process stops; lines that
-                were read are jobs.
-        """
+        """Answer every line; lines that were read are jobs, even if the answer is cut short."""
         with self._buffers.new() as buffer:
             try:
                 async with asyncio.TaskGroup() as stages:

@@ -51,11 +51,7 @@ class AcceptedJob(NamedTuple):
 async def validate(
     services: Services, request: Request, fields: JobRequest, identity: JobIdentity
 ) -> ValidatedRequest:
-    """Check a request in JSON, and choose the version of its model.
-
-    Raises:
-        RequestError: the request is refused.
-    """
+    """Check a request in JSON, and choose the version of its model; a refusal is a RequestError."""
     if fields.version is not None:
         await services.model_statuses.refresh()
     model = requested_model(services.catalog, services.model_statuses, fields)
@@ -74,11 +70,7 @@ def validated(
     caller: Caller,
     header: HeaderOf,
 ) -> ValidatedRequest:
-    """Check a request in JSON for a model, whose traffic may choose another version.
-
-    Raises:
-        RequestError: the request is refused.
-    """
+    """Check a request in JSON for a model, whose traffic may choose another version."""
     services.webhook_policy.check(fields.options)
     shadow = None
     if model.traffic is not None and fields.version is None:
@@ -109,9 +101,7 @@ async def submit_and_wait(
 ) -> AcceptedJob:
     """Submit the job and wait for its end; a wait that fails leaves the job as it is.
 
-    Raises:
-        ClientGone: the client hung up.
-        BrokerUnavailable, RequestError, StoreError: as in `submit`.
+    It raises the errors of `submit`, and ClientGone if the client hangs up.
     """
     waiters = services.waiters
     with waiters.own(request.identity.job_id) as wait:
@@ -141,10 +131,8 @@ async def submit_and_wait(
 async def wait_for_end(services: Services, job: Job, receive: Receive | None, wait_s: float) -> Job:
     """Wait for the end of a job, whichever process submitted it.
 
-    Without `receive` the caller notices the hang-up of the client.
-
-    Returns:
-        The job, ended or as it is after `wait_s` seconds.
+    Without `receive` the caller notices the hang-up of the client. After `wait_s` seconds it
+    returns the job as it is.
 
     Raises:
         ClientGone: the client hung up.

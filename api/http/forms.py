@@ -152,7 +152,7 @@ class Part(NamedTuple):
 
 
 def read_parts(body: bytes, content_type: str) -> list[Part]:
-    """Return the parts of a form; raise InvalidRequest if it is none, or has too many parts."""
+    """Return the parts of a form; raise InvalidRequest if it is wrong or too long."""
     heads: list[PartHead] = []
     bodies: list[list[bytes]] = []
 

@@ -100,7 +100,7 @@ class Paths(Generic[_Row]):
         self._insert(path)
 
     def inherit(self) -> None:
-        """Let each fixed segment be a value of the parameter beside it too, after the last row."""
+        """Let each fixed segment be a value of a parameter at its place too, after the last row."""
         self._root.inherit()
 
     def find(self, segments: Sequence[str]) -> Routes[_Row] | None:

@@ -202,7 +202,7 @@ def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobReque
 
 
 def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) -> ModelConfig:
-    """Return the model with the queue of a version; raise ModelNotFound if nobody has it."""
+    """Return the model with the queue of a version; raise ModelNotFound for an unknown one."""
     known = statuses.versions(model)
     if version not in known:
         plural = "version is" if len(known) == 1 else "versions are"

@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,7 +107,7 @@ _OPEN: Final = "auth is off: everybody with access to %s may submit, read result
 
 
 class ApiProcess(uvicorn.Server):
-    """uvicorn; before it stops it answers every waiting request.
+    """uvicorn for one application; before it stops it answers every waiting request.
 
     Attributes:
         ready_fd: a pipe into which it writes a line once it serves.
@@ -118,15 +118,23 @@ class ApiProcess(uvicorn.Server):
     plain: Sequence[socket.socket] = ()
     _background: Sequence[asyncio.Task[None]] = ()
 
+    def __init__(self, config: uvicorn.Config, app: Application) -> None:
+        super().__init__(config)
+        self.app = app
+
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             await self._listen_plain()
             config = self.config
-            tls = config.ssl is not None
-            logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
-            self._background = [asyncio.create_task(job) for job in self._background_jobs()]
+            url = http_url(config.host, config.port, tls=config.ssl is not None)
+            logger.info("listening on %s", url)
+            settings = self.app.settings
+            jobs = [watch(self.server_state.connections, settings.request_timeout_s)]
+            if config.ssl is not None and settings.tls_cert_file is not None:
+                jobs.append(renew(config.ssl, settings.tls_cert_file, settings.tls_key_file))
+            self._background = [asyncio.create_task(job) for job in jobs]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
 
@@ -146,22 +154,12 @@ class ApiProcess(uvicorn.Server):
             server = await loop.create_server(new_protocol, sock=listener, backlog=config.backlog)
             self.servers.append(server)
 
-    def _background_jobs(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the background tasks of the server."""
-        app = self.config.app
-        assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
-        settings = app.settings
-        yield watch(self.server_state.connections, settings.request_timeout_s)
-        if self.config.ssl is not None and settings.tls_cert_file is not None:
-            yield renew(self.config.ssl, settings.tls_cert_file, settings.tls_key_file)
-
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._background:
             task.cancel()
-        app = self.config.app
-        if isinstance(app, Application) and app.services is not None:
-            app.services.dismiss()
+        if self.app.services is not None:
+            self.app.services.dismiss()
         await super().shutdown(sockets)
 
 
@@ -188,7 +186,8 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             ssl_keyfile=settings.tls_key_file,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_MAX_S,
-        )
+        ),
+        app,
     )
 
 

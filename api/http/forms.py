@@ -153,17 +153,15 @@ class Part(NamedTuple):
 
 def read_parts(body: bytes, content_type: str) -> list[Part]:
     """Return the parts of a form; raise InvalidRequest if it is wrong or too long."""
-    heads: list[PartHead] = []
-    bodies: list[list[bytes]] = []
+    parts: list[tuple[PartHead, list[bytes]]] = []
 
     def begin(head: PartHead) -> None:
-        if len(heads) >= MAX_PARTS:
+        if len(parts) >= MAX_PARTS:
             raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send fewer.")
-        heads.append(head)
-        bodies.append([])
+        parts.append((head, []))
 
     reader = MultipartReader(
-        content_type, begin, lambda data: bodies[-1].append(data), lambda: None
+        content_type, begin, lambda data: parts[-1][1].append(data), lambda: None
     )
     try:
         reader.feed(body)
@@ -172,7 +170,7 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
     reader.check_complete()
     return [
         Part(head.name, head.content_type, b"".join(pieces), head.filename)
-        for head, pieces in zip(heads, bodies, strict=True)
+        for head, pieces in parts
     ]
 
 

@@ -13,7 +13,7 @@ import msgspec
 from api.http.bodies import not_json, read_body
 from api.http.messages import Request, unknown_name
 from headrace.config.suggestions import not_a_choice
-from headrace.errors import InvalidParameter
+from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.media_types import BOM
 
@@ -78,6 +78,17 @@ def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = F
         if isinstance(value, float) and not math.isfinite(value):
             raise _not_valid(name, text, schemas[name])
     return query
+
+
+def read_cursor(pattern: str, text: str) -> tuple[int, str]:
+    """Return the number and the text of a cursor; raise InvalidRequest for another text."""
+    if not re.fullmatch(pattern, text, re.DOTALL):
+        raise InvalidRequest(
+            f"query parameter cursor: {text[:64]!r} is not a cursor of this API",
+            hint="Send the cursor of the previous page unchanged.",
+        )
+    number, _, rest = text.partition("-")
+    return int(number), rest
 
 
 def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParameter:

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from api.submission.decoding import JsonDecoder, read_query
+from api.submission.decoding import JsonDecoder, read_cursor, read_query
 from headrace.errors import InvalidRequest, LetterNotFound
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
 from headrace.schema.failures import DeadLetterEntry, Purged, Requeued
@@ -66,7 +66,7 @@ async def list_dead_letters(services: Services, request: Request, model: str) ->
     """List the dead letters of a model's queue, newest first, a page at a time."""
     queue = services.catalog.get(model).queue
     query = read_query(request, LettersQuery, ignore_unknown=True)
-    before = _position(query.cursor)
+    before = read_cursor(CURSOR, query.cursor) if query.cursor else None
     letters = await services.dead_letters.page(queue, limit=query.limit, before=before)
     last = letters[-1] if len(letters) == query.limit else None
     cursor = None if last is None else f"{last.died_us}-{last.name}"
@@ -118,18 +118,6 @@ async def _selected(services: Services, request: Request, queue: str) -> list[st
     if selection.ids is None:
         return await services.dead_letters.all_names(queue)
     return selection.ids
-
-
-def _position(cursor: str) -> tuple[int, str] | None:
-    if not cursor:
-        return None
-    died, _, name = cursor.partition("-")
-    if not (died.isascii() and died.isdigit() and name):
-        raise InvalidRequest(
-            f"query parameter cursor: {cursor[:64]!r} is not a cursor of this API",
-            hint="Send the cursor of the previous page unchanged.",
-        )
-    return int(died), name
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:

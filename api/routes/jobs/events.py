@@ -184,13 +184,17 @@ class EventSequence:
         if state is State.QUEUED:
             place = status.place or None
             target, reason = waiting_for or (None, "")
-            members = {"waiting_reason": reason} if reason else {}
+            members: dict[str, Any] = {"waiting_reason": reason} if reason else {}
             data = self._data(status, queue_position=place, waiting_for=target, **members)
             # The reason makes the event a new one; another position alone would be held back.
             kind = f"q-{status.attempts}{'-x' if reason else ''}"
             return [StreamEvent(f"{kind}-{status.place}", "queued", data)]
         if state is State.SCHEDULED:
-            data = self._data(status, **_schedule(status))
+            members = {"due_at": iso(status.due_us)} if status.due_us else {}
+            if status.error_json:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    members["error"] = read_error(status.error_json)
+            data = self._data(status, **members)
             return [StreamEvent(f"d-{status.attempts}-{status.due_us}", "scheduled", data)]
         events = []
         if status.started_us and not (state.final and self._knows_attempt(status.attempts)):
@@ -209,21 +213,5 @@ class EventSequence:
         return kind in ("q", "d") and rest.partition("-")[0] == str(attempts)
 
     def _data(self, job: JobStatus, status: str = "", **members: Any) -> bytes:
-        return msgspec.json.encode(
-            {
-                "id": self._job_id,
-                "status": status or job.state.status,
-                "attempts": job.attempts,
-                **members,
-            }
-        )
-
-
-def _schedule(status: JobStatus) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    if status.due_us:
-        members["due_at"] = iso(status.due_us)
-    if status.error_json:
-        with contextlib.suppress(msgspec.MsgspecError):
-            members["error"] = read_error(status.error_json)
-    return members
+        head = {"id": self._job_id, "status": status or job.state.status, "attempts": job.attempts}
+        return msgspec.json.encode({**head, **members})

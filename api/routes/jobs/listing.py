@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -14,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.messages import NO_STORE, Reply, Request
 from api.routes.jobs.bulk_status import job_or_null
 from api.services import Services
-from api.submission.decoding import read_query
+from api.submission.decoding import read_cursor, read_query
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
 from headrace.jobs.ids import ID as ID_PATTERN
@@ -181,7 +180,7 @@ def _search(request: Request, query: ListQuery) -> JobSearch:
 
 def _before(query: ListQuery) -> JobPlace | None:
     """Return the place before which the page begins."""
-    places = [] if query.cursor is UNSET else [_place(query.cursor)]
+    places = [] if query.cursor is UNSET else [JobPlace(*read_cursor(CURSOR, query.cursor))]
     if query.until is not UNSET:
         places.append(JobPlace(instant_us("until", str(query.until)), ""))
     return min(places, default=None)
@@ -261,13 +260,3 @@ def _instant_s(text: str) -> float:
         return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return math.nan
-
-
-def _place(text: str) -> JobPlace:
-    if not re.fullmatch(CURSOR, text):
-        raise InvalidRequest(
-            f"query parameter cursor: {text[:64]!r} is not a cursor of this API",
-            hint="Send the cursor of the previous page unchanged.",
-        )
-    created, _, job_id = text.partition("-")
-    return JobPlace(int(created), job_id)

@@ -121,11 +121,8 @@ def create_app(
 ) -> Application:
     """Build the application for a Redis and a models file. It connects when it starts.
 
-    Args:
-        declared: what the models file declares; the catalog then follows the registry.
-
-    Raises:
-        ConfigError: at start: redis_url is not set or not valid, or a surface cannot be built.
+    With what the models file declares, the catalog follows the registry. The start raises
+    ConfigError if redis_url is not valid, or a surface cannot be built.
     """
 
     @asynccontextmanager

@@ -22,7 +22,6 @@ from headrace.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.following.subscription import Subscription
@@ -51,6 +50,7 @@ class ModelRegistry:
     Attributes:
         registry: the state that the catalog has.
         store: the registry in Redis.
+        configs: reads the configurations of versions; any thread may use it.
         closing: the process stops.
     """
 
@@ -68,7 +68,7 @@ class ModelRegistry:
         self._queue = queue
         self._catalog = catalog
         self._declared = declared
-        self._configs = configs
+        self.configs = configs
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._listeners: set[asyncio.Event] = set()
@@ -119,11 +119,6 @@ class ModelRegistry:
                 hint=f"Name one of them: {listing(set(pipeline.models))}.",
             )
         return registry.get(name)
-
-    @property
-    def sources(self) -> SourceReader:
-        """Return what reads the sources of models; any thread may use it."""
-        return self._configs.sources
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[asyncio.Event]:
@@ -237,7 +232,7 @@ class ModelRegistry:
                 if before.get(version) == entry:
                     continue
                 try:
-                    self._configs.read(change.name, version, entry)
+                    self.configs.read(change.name, version, entry)
                 except ConfigError as error:
                     raise InvalidRequest(error.message, hint=error.hint) from None
 
@@ -272,7 +267,7 @@ class ModelRegistry:
         async with self._adopting:
             registry = await self.store.read()
             # A source may have to be fetched, and many models take a while.
-            versions = await asyncio.to_thread(self._configs.versions, registry)
+            versions = await asyncio.to_thread(self.configs.versions, registry)
             models = registry.models.items()
             traffic = {name: rule for name, model in models if (rule := model.routing) is not None}
             self._catalog.adopt(versions, traffic)

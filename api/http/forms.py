@@ -181,8 +181,8 @@ class Form(NamedTuple):
     """What a form gives for a job.
 
     Attributes:
-        input: its input, as of `input_of`.
-        fields: the values of the fields that are parameters, by name.
+        input: as of `input_of`.
+        fields: the values of those that are parameters, by name.
         nested: the input is an object of several parts.
     """
 
@@ -200,9 +200,7 @@ def read_form(
 ) -> Form:
     """Read a form; the parts with the names of `parameters` are these.
 
-    Raises:
-        UnsupportedMedia: its type or encoding, or that of a part, is not supported.
-        InvalidRequest: it cannot be read, or one of its parts cannot be used.
+    It raises UnsupportedMedia for a type or an encoding, also of a part, and InvalidRequest.
     """
     refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()

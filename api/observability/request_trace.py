@@ -24,11 +24,11 @@ class RequestTrace:
     Attributes:
         id: the request id; empty for none.
         template: the template of its path; empty for an unknown path.
-        request: the request as its operation receives it; None until it is routed.
+        request: None until it is routed.
         job: the job that the request creates, or that its path names.
         status: the answer's status; CLIENT_GONE until the answer begins.
         size: the bytes of the answer's body so far.
-        began: `time.perf_counter()` at its beginning.
+        began: in seconds of `time.perf_counter()`.
     """
 
     __slots__ = ("_send", "began", "id", "job", "request", "scope", "size", "status", "template")

@@ -42,7 +42,6 @@ class StoredInput(NamedTuple):
     """The place at which the input of a job is stored.
 
     Attributes:
-        source: the input as the message names it.
         entry: its payload; None if the input is the operator's own file.
         at: when it was stored, in monotonic seconds.
     """
@@ -68,8 +67,7 @@ class InputStore:
     async def keep(self, request: ValidatedRequest, *, spare: bool = False) -> StoredInput:
         """Write the input of a job to its store, or check the file that it names.
 
-        Args:
-            spare: whether half of max_payload_memory_bytes stays free for other inputs.
+        With `spare`, half of max_payload_memory_bytes stays free for other inputs.
 
         Raises:
             StoreFull, StoreUnavailable, BrokerError: it cannot be stored.

@@ -60,7 +60,10 @@ def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
 
 
 class PendingWait:
-    """Wakes a wait when its time is up (`late`), or its client hangs up."""
+    """Wakes a wait, while it is entered, when its time is up (`late`) or its client hangs up.
+
+    Without `receive` the caller notices the hang-up of the client.
+    """
 
     __slots__ = (
         "_hang_up", "_pending_waits", "_receive", "_seconds", "_timer", "_wait", "began", "late",
@@ -126,13 +129,6 @@ class PendingWaits:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of this process; on Python 3.11 getting it is a system call each time."""
         return asyncio.get_running_loop()
-
-    def begin(self, wait: JobWaiter, seconds: float, receive: Receive | None) -> PendingWait:
-        """Return a pending wait; it lasts while it is entered.
-
-        Without `receive` the caller notices the hang-up of the client.
-        """
-        return PendingWait(self, wait, seconds, receive)
 
     def add(self, pending: PendingWait) -> None:
         """Add a wait that has begun."""

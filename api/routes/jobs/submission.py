@@ -22,7 +22,7 @@ from api.submission.job_request import (
     trace_id_of,
     with_trace,
 )
-from api.submission.waiting import until_ended
+from api.submission.waiting import PendingWait, until_ended
 from headrace.access.api_key import Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, RequestError
@@ -109,7 +109,7 @@ async def submit_and_wait(
         if not accepted.replayed:
             created_us = accepted.job.created_us
             wait.submitted(created_us)
-            with services.pending_waits.begin(wait, wait_s, receive) as pending:
+            with PendingWait(services.pending_waits, wait, wait_s, receive) as pending:
                 try:
                     ended = await until_ended(
                         wait, pending, waiters, services.queue.read, created_us
@@ -145,7 +145,7 @@ async def wait_for_end(services: Services, job: Job, receive: Receive | None, wa
             # While Redis is away this fails; the record is read once it is back.
             with contextlib.suppress(BrokerError):
                 await services.queue.listen(job.id)
-        with services.pending_waits.begin(wait, wait_s, receive) as pending:
+        with PendingWait(services.pending_waits, wait, wait_s, receive) as pending:
             # The job may have ended before the subscription was confirmed.
             wait.watched(job.created_us)
             ended = await until_ended(wait, pending, waiters, services.queue.read, job.created_us)

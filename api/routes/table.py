@@ -274,9 +274,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         {202: Profile}, _REGISTRY, body=Body(ProfileRequest, required=False),
     ),
     # Another client may have requested it. Names of functions and operators are in its files.
-    Operation(
-        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles,
-    ),
+    Operation("GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles),
     Operation(
         "GET", profiles.PATH + "/{profile_id}", profiles.get_profile, _MANAGE, "get_profile",
         Profile, (errors.ProfileNotFound,),

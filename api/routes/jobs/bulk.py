@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -279,7 +280,8 @@ class BulkSubmitter:
         for row, job, answer in zip(rows, jobs, answers, strict=True):
             row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
             # Without an id of the client, only a resend after a lost reply can repeat a job.
-            if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
+            chosen = row.request is not None and row.request.identity.chosen
+            if isinstance(answer, Receipt) and answer.repeated and chosen:
                 known.append((row, job.id))
         earlier = await self._view([job_id for _, job_id in known])
         for (row, job_id), found in zip(known, earlier, strict=True):
@@ -304,11 +306,9 @@ class BulkSubmitter:
         until = clock() + self.hold_s
         pause_s, probe = HOLD_MIN_S, PROBE
         while held and clock() < until and not stopping.is_set():
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(min(pause_s, max(0.0, until - clock()))):
                     await stopping.wait()
-            except TimeoutError:
-                pass
             # The last try includes all lines: a full queue must not refuse the lines of another.
             part = len(held) if clock() >= until else probe
             refused = await self._try(held[:part])
@@ -359,10 +359,6 @@ def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | No
         request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
         model.asked_version, trace_id_of(request),
     )  # fmt: skip
-
-
-def _chosen(row: BulkLine) -> bool:
-    return row.request is not None and row.request.identity.chosen
 
 
 def _retryable(row: BulkLine) -> bool:

@@ -96,7 +96,7 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
         quiet=query.quiet == "1",
         deadline_s=_deadline_s(request),
     )
-    exchange = _Exchange(services, request, submitter, first)
+    exchange = _Exchange(submitter, first)
 
     async def run(write: Write) -> None:
         if services.spans is None:
@@ -126,23 +126,17 @@ def _deadline_s(request: Request) -> int | None:
 class _Exchange:
     """One bulk request while it lasts."""
 
-    def __init__(
-        self, services: Services, request: Request, submitter: BulkSubmitter, first: Message
-    ) -> None:
-        self._stopping = services.waiters.dismissed
-        self._buffers = services.send_buffers
-        self._request = request
+    def __init__(self, submitter: BulkSubmitter, first: Message) -> None:
         self._submitter = submitter
+        self._services = submitter.services
         self._first = first
-        self._splitter = LineSplitter(services.settings.body_limit_bytes)
         self._read: asyncio.Queue[Rows | None] = asyncio.Queue(1)
         self._submitted: asyncio.Queue[Rows | None] = asyncio.Queue(1)
-        self._limit_lines = services.settings.bulk_limit_lines
         self._whole = False
 
     async def run(self, write: Write) -> None:
         """Answer every line; lines that were read are jobs, even if the answer is cut short."""
-        with self._buffers.new() as buffer:
+        with self._services.send_buffers.new() as buffer:
             try:
                 async with asyncio.TaskGroup() as stages:
                     stages.create_task(self._receive())
@@ -156,14 +150,15 @@ class _Exchange:
 
     async def _receive(self) -> None:
         message = self._first
+        splitter = LineSplitter(self._services.settings.body_limit_bytes)
         while not self._whole and message["type"] != "http.disconnect":
-            lines = self._splitter.feed(message.get("body", b""))
+            lines = splitter.feed(message.get("body", b""))
             if not message.get("more_body"):
-                lines += self._splitter.finish()
+                lines += splitter.finish()
                 self._whole = True
             lines, cut = self._within_limit(lines)
             # Lines may ask for any version of a model.
-            await self._submitter.services.model_statuses.refresh()
+            await self._services.model_statuses.refresh()
             for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
                 await self._read.put(self._submitter.read(batch))
             if cut:
@@ -176,15 +171,16 @@ class _Exchange:
 
     def _within_limit(self, lines: list[Line]) -> tuple[list[Line], bool]:
         """Return the lines within the limit and the first beyond it, and whether there was one."""
-        if not lines or lines[-1].number <= self._limit_lines:
+        limit = self._services.settings.bulk_limit_lines
+        if not lines or lines[-1].number <= limit:
             return lines, False
-        within = [line for line in lines if line.number <= self._limit_lines]
+        within = [line for line in lines if line.number <= limit]
         return [*within, lines[len(within)]], True
 
     async def _next(self) -> Message:
         """Return the next part of the body; a disconnect if this process stops or nothing comes."""
-        coming = asyncio.ensure_future(self._request.receive())
-        stopping = asyncio.create_task(self._stopping.wait())
+        coming = asyncio.ensure_future(self._submitter.request.receive())
+        stopping = asyncio.create_task(self._services.waiters.dismissed.wait())
         try:
             await asyncio.wait(
                 {coming, stopping}, timeout=IDLE_MAX_S, return_when=asyncio.FIRST_COMPLETED

@@ -221,7 +221,6 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
 
 
 def _access_warnings(settings: Settings, redis_url: str) -> list[str]:
-    """Return the warnings about who may use the API."""
     if settings.asks_for_keys:
         with api_keys_at(redis_url) as keys:
             return [] if keys.all() else [_NO_KEY]

@@ -76,7 +76,8 @@ class Router:
             drop_tracebacks(gone)
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
-            reply = _unexpected_reply(error, request.path)
+            failure, error_id = internal_error(error, request.path)
+            reply = _error_reply(failure, request.path, id=error_id)
         if isinstance(reply, Delegated):
             await self._app(scope, receive, _counting(send, services, label, request.method))
             return
@@ -87,21 +88,12 @@ class Router:
             await send_stream(send, reply)
 
 
-def _error_reply(error: HeadraceError, path: str) -> Reply:
-    return _reply_of_extension(error, path) or problem(error, path)
-
-
-def _unexpected_reply(error: Exception, path: str) -> Reply:
-    failure, error_id = internal_error(error, path)
-    return _reply_of_extension(failure, path) or problem(failure, path, id=error_id)
-
-
-def _reply_of_extension(error: HeadraceError, path: str) -> Reply | None:
-    """Return an error in the form of the extension to which a path belongs; None for no such."""
+def _error_reply(error: HeadraceError, path: str, **members: str) -> Reply:
+    """Return an error in the form of the extension to which a path belongs, or as a problem."""
     for part in api_parts():
         if part.error_reply is not None and (reply := part.error_reply(path, error)) is not None:
             return reply
-    return None
+    return problem(error, path, **members)
 
 
 def _refuse(request: Request, by_method: dict[str, Route[Operation]]) -> Reply:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from api.auth.authenticator import Authenticator, Needs
 from api.components.expiry_task import ExpiryTask
@@ -43,14 +43,6 @@ from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
 
-
-class Describe(Protocol):
-    """Returns the OpenAPI description."""
-
-    def __call__(self, *, with_models: bool) -> dict[str, Any]:
-        """Return it with the models that declare inputs, or without."""
-
-
 _Service = TypeVar("_Service")
 
 
@@ -73,6 +65,7 @@ class Services:
     """What the endpoints share; it connects when first used.
 
     Args:
+        describe: returns the OpenAPI description, with the models that declare inputs or without.
         declared: what the models file declares; the catalog then follows the registry.
 
     Attributes:
@@ -92,7 +85,7 @@ class Services:
         self,
         settings: Settings,
         catalog: Catalog,
-        describe: Describe,
+        describe: Callable[..., dict[str, Any]],
         declared: DeclaredModels | None = None,
     ) -> None:
         redis_url = settings.needed_redis_url("the API")

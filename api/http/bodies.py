@@ -251,7 +251,7 @@ class LineSplitter:
         lines: list[Line] = []
         if ended:
             self._begin(ended[0])
-            lines += self._end()
+            lines += self.finish()
             # The other lines are complete within this piece.
             limit_bytes, number = self._limit_bytes, self._number
             for text in ended[1:]:
@@ -264,10 +264,6 @@ class LineSplitter:
         self._begin(rest)
         return lines
 
-    def finish(self) -> list[Line]:
-        """Return the last line if no line feed ends it."""
-        return self._end()
-
     def _begin(self, text: bytes) -> None:
         self._begun_bytes += len(text)
         if self._begun_bytes > self._limit_bytes:
@@ -275,7 +271,8 @@ class LineSplitter:
         elif text:
             self._begun.append(text)
 
-    def _end(self) -> list[Line]:
+    def finish(self) -> list[Line]:
+        """Return the line that has begun, if it is not blank; at the end no line feed ends it."""
         self._number += 1
         too_long = self._begun_bytes > self._limit_bytes
         text = None if too_long else b"".join(self._begun)

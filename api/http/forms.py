@@ -248,7 +248,12 @@ def _object(parts: Sequence[Part]) -> bytes:
     """Return the JSON object of several parts; parts of one name are a list."""
     members: dict[str, list[bytes]] = {}
     for part in parts:
-        members.setdefault(part.name, []).append(_json(part))
+        try:
+            value = _value(part)
+        except (InvalidRequest, UnsupportedMedia) as error:
+            what = f"part {part.name[:64]!r} of the form: {error.message}"
+            raise type(error)(what, hint=error.hint) from None
+        members.setdefault(part.name, []).append(value)
     if "" in members:
         raise InvalidRequest(
             "a part of the form has no name", hint="Name each part in its Content-Disposition."
@@ -263,15 +268,6 @@ def _object(parts: Sequence[Part]) -> bytes:
         for name, own in members.items()
     ]
     return b"{%b}" % b",".join(fields)
-
-
-def _json(part: Part) -> bytes:
-    try:
-        return _value(part)
-    except (InvalidRequest, UnsupportedMedia) as error:
-        raise type(error)(
-            f"part {part.name[:64]!r} of the form: {error.message}", hint=error.hint
-        ) from None
 
 
 def _value(part: Part) -> bytes:

@@ -71,12 +71,6 @@ def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: boo
     return _reply(failure.status, failure.type, title, failure.message, path, members)
 
 
-def unexpected(error: Exception, path: str) -> Reply:
-    """Log an unexpected error; return the problem with its id."""
-    failure, error_id = internal_error(error, path)
-    return problem(failure, path, id=error_id)
-
-
 def internal_error(error: Exception, path: str) -> tuple[InternalError, str]:
     """Log an unexpected error; return the error for the client, and the id of both."""
     error_id = str(uuid.uuid4())

@@ -166,7 +166,6 @@ def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]
 
 
 def _paths() -> dict[str, Any]:
-    """Return the operations of the table by path and method."""
     paths: dict[str, Any] = {}
     for operation in operations():
         if not operation.name:

@@ -253,7 +253,6 @@ class ShadowCopies:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next look."""
         self.idle = not (self._pairs or self._added.is_set() or self._has_shadow())
         if not self.idle:
             await asyncio.sleep(INTERVAL_S)

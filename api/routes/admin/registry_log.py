@@ -91,8 +91,6 @@ def _changes(registry: ModelRegistry, last: str) -> Iterator[_Changes]:
 
 
 class _Changes:
-    """The changes after the last one that the client has."""
-
     def __init__(self, registry: ModelRegistry, changed: asyncio.Event, last: str) -> None:
         self._registry = registry
         self._changed = changed

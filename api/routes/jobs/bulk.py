@@ -14,7 +14,7 @@ import msgspec
 from api.auth.rate_limit import RateLimiter, rate_limited
 from api.http.bodies import Line
 from api.http.messages import Request
-from api.http.problems import problem, unexpected
+from api.http.problems import internal_error, problem
 from api.routes.jobs.submission import fresh_job, fresh_state, submission_of, validated
 from api.services import Services
 from api.submission.input_store import StoredInput
@@ -181,7 +181,6 @@ class BulkSubmitter:
             row.line, row.outcome = None, refused.kept()
 
     def _validate(self, rows: Sequence[BulkLine]) -> None:
-        """Validate lines; an invalid line affects no other."""
         now_s = self.services.queue.clock.now_s()
         fresh_ids = ids_on_demand()
         for row in rows:
@@ -347,7 +346,9 @@ class BulkSubmitter:
                 members["retry_after"] = outcome.retry_after_s
             reply = problem(outcome, self.request.path, **members)
         else:
-            reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self.request.path)
+            error = RuntimeError(f"line {row.number} has no outcome")
+            failure, error_id = internal_error(error, self.request.path)
+            reply = problem(failure, self.request.path, id=error_id)
         return b'{"error":%s}' % reply.body
 
 

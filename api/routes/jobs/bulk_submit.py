@@ -111,7 +111,6 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
 
 
 def _deadline_s(request: Request) -> int | None:
-    """Return by when the results of a request are wanted, in seconds since 1970, or None."""
     text = request.header(DEADLINE_HEADER.lower().encode()).decode("latin-1")
     if not text:
         return None
@@ -124,8 +123,6 @@ def _deadline_s(request: Request) -> int | None:
 
 
 class _Exchange:
-    """One bulk request while it lasts."""
-
     def __init__(self, submitter: BulkSubmitter, first: Message) -> None:
         self._submitter = submitter
         self._services = submitter.services

@@ -73,8 +73,6 @@ def _events(services: Services, job: Job, last_id: str) -> Iterator[_JobEvents]:
 
 
 class _JobEvents:
-    """The events of a watched job, from the last that the client has."""
-
     def __init__(self, services: Services, job: Job, watch: JobWatch, last_id: str) -> None:
         self._services = services
         self._job = job

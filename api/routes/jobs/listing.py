@@ -179,7 +179,6 @@ def _search(request: Request, query: ListQuery) -> JobSearch:
 
 
 def _before(query: ListQuery) -> JobPlace | None:
-    """Return the place before which the page begins."""
     places = [] if query.cursor is UNSET else [JobPlace(*read_cursor(CURSOR, query.cursor))]
     if query.until is not UNSET:
         places.append(JobPlace(instant_us("until", str(query.until)), ""))

@@ -159,8 +159,6 @@ def pieces_of(services: Services, job: Job, after: Place) -> Iterator[_JobPieces
 
 
 class _JobPieces:
-    """The source of `pieces_of`."""
-
     def __init__(self, follower: LogFollower, ending: asyncio.Task[Job]) -> None:
         self._follower = follower
         self._ending = ending

@@ -15,15 +15,7 @@ from api.auth.authenticator import Needs, Open
 from api.http.messages import Answer
 from api.http.problems import ProblemType
 from api.routes import media
-from api.routes.admin import (
-    dead_letters,
-    models,
-    profiles,
-    queues,
-    registry,
-    registry_log,
-    runs,
-)
+from api.routes.admin import dead_letters, models, profiles, queues, registry, registry_log, runs
 from api.routes.jobs import (
     bulk_status,
     bulk_submit,

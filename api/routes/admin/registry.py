@@ -128,15 +128,12 @@ async def register_version(services: Services, request: Request, model: str, ver
     _may_register(services)
     known = await registry_of(services).read()
     new = model not in known.models or version not in known.models[model].versions
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: register(registry, model, version, options),
-        version,
-        wait_s,
-        201 if new else 200,
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        return register(registry, model, version, options)
+
+    status = 201 if new else 200
+    return await _changed(services, request, model, make, version, wait_s, status)
 
 
 async def change_model(services: Services, request: Request, model: str) -> Reply:
@@ -163,14 +160,11 @@ async def change_model(services: Services, request: Request, model: str) -> Repl
 async def reload_model(services: Services, request: Request, model: str) -> Reply:
     """Start new model processes of a version; the old ones serve until these are ready."""
     query = read_query(request, ReloadQuery)
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: reload(registry, model, query.version),
-        query.version,
-        query.wait,
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        return reload(registry, model, query.version)
+
+    return await _changed(services, request, model, make, query.version, query.wait)
 
 
 async def remove_model(services: Services, request: Request, model: str) -> Reply:

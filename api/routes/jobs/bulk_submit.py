@@ -15,14 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.bodies import FORM_TYPE, Line, LineSplitter, batches, require_type
-from api.http.messages import (
-    Message,
-    Reply,
-    Request,
-    ResponseCutShort,
-    StreamingReply,
-    Write,
-)
+from api.http.messages import Message, Reply, Request, ResponseCutShort, StreamingReply, Write
 from api.http.send_buffer import SendBuffer
 from api.routes.event_stream import STREAM_HEADERS
 from api.routes.jobs.bulk import BulkLine, BulkSubmitter

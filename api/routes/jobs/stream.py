@@ -176,15 +176,10 @@ class _JobPieces:
             return []
         if ended and not events:
             self.over = True
-            return self._end()
+            with contextlib.suppress(JobNotFound, BrokerError):
+                job = self._ending.result()
+                events += [Ended(self._follower.place, job)] if job.state.final else []
         return events
-
-    def _end(self) -> list[PieceEvent]:
-        try:
-            job = self._ending.result()
-        except (JobNotFound, BrokerError):
-            return []
-        return [Ended(self._follower.place, job)] if job.state.final else []
 
 
 @dataclass

@@ -74,8 +74,7 @@ async def root(_services: Services, _: Request) -> Reply:
 async def page(services: Services, request: Request) -> Reply:
     """Return the page of Swagger UI, with the list of operations."""
     schema = services.describe(with_models=await may_read(services, request))
-    text = _page(schema["info"]["title"], schema)
-    return Reply(200, text.encode(), b"text/html; charset=utf-8", _HEADERS)
+    return Reply(200, _page(schema).encode(), b"text/html; charset=utf-8", _HEADERS)
 
 
 async def openapi(services: Services, request: Request) -> Reply:
@@ -89,8 +88,8 @@ async def static(_services: Services, _: Request, _file: str) -> Delegated:
     return Delegated()
 
 
-def _page(title: str, schema: dict[str, Any]) -> str:
-    version = SWAGGER_UI_VERSION
+def _page(schema: dict[str, Any]) -> str:
+    title, version = schema["info"]["title"], SWAGGER_UI_VERSION
     return f"""<!doctype html>
 <html lang="en">
 <head>

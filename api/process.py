@@ -64,10 +64,10 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
     for example because only one of them is written yet, are ignored until they can.
     """
     files = [certificate] if key is None else [certificate, key]
-    known = _stamps(files)
+    known = [_stamp(file) for file in files]
     while True:
         await asyncio.sleep(CHECK_S)
-        stamps = _stamps(files)
+        stamps = [_stamp(file) for file in files]
         if stamps == known or None in stamps:
             continue
         try:
@@ -81,17 +81,13 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
             logger.info("certificate %s reloaded", certificate)
 
 
-def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
-    """Return the time of change and the inode of each file; None for a missing file."""
-    stamps: list[tuple[int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((status.st_mtime_ns, status.st_ino))
-    return stamps
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return the time of change and the inode of a file; None for a missing file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 #: Seconds for which a stop waits for requests in progress.
@@ -163,7 +159,7 @@ class ApiProcess(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def server_for(app: Application, host: str, port: int, log_level: str = "info") -> ApiProcess:
+def server_for(app: Application, host: str, port: int, log_level: str) -> ApiProcess:
     """Return the server of one application."""
     settings = app.settings
     return ApiProcess(

@@ -32,9 +32,8 @@ from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: The label of requests for unknown paths in metrics.
-NO_ROUTE: Final = "none"
-_NO_ROUTES: Final[Routes[Operation]] = Routes(NO_ROUTE, {})
+#: Of unknown paths, with their label in metrics.
+_NO_ROUTES: Final[Routes[Operation]] = Routes("none", {})
 
 
 class Router:

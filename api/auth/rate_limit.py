@@ -89,8 +89,7 @@ class RateLimiter:
         now = time.monotonic()
         if now < bucket.empty_until:
             return
-        share = math.ceil(caller.rate * SHARE_S)
-        wanted = max(count - bucket.tokens, share)
+        wanted = max(count - bucket.tokens, math.ceil(caller.rate * SHARE_S))
         taken, wait_s = await self._queue.take_tokens(caller.key_id, caller.rate, wanted, 1)
         bucket.tokens += taken
         bucket.empty_until = now + wait_s

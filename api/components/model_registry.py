@@ -209,20 +209,16 @@ class ModelRegistry:
 
     def _check(self, changes: Sequence[Change]) -> None:
         """Raise if a changed version has wrong options, or a pipeline is in the way."""
+        pipelines = self._catalog.pipelines
         for change in changes:
             if change.after is None:
-                users = [
-                    pipeline.name
-                    for pipeline in self._catalog.pipelines.values()
-                    if change.name in pipeline.models
-                ]
-                if users:
+                if users := [n for n, one in pipelines.items() if change.name in one.models]:
                     raise Conflict(
                         f"the model {change.name} is a stage of {listing(users)}",
                         hint="Remove it from the pipeline in the models file first.",
                     )
                 continue
-            if change.name in self._catalog.pipelines:
+            if change.name in pipelines:
                 raise Conflict(
                     f"a pipeline has the name {change.name}",
                     hint="Choose another name for the model.",

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.model.capacity import Capacity, Host, Needs, needs_of, why_no_worker
+from headrace.config.model.capacity import Host, Needs, needs_of, why_no_worker
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
@@ -46,8 +46,7 @@ class ServingWorker(msgspec.Struct, frozen=True):
     worker: str
     pid: int
     state: ModelState
-    labels: list[str] = []
-    capacity: Capacity = Capacity()
+    labels: list[str]
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -207,7 +206,7 @@ class ModelStatuses:
             return Waiting("replica", reason)
         return Waiting("load", reason)
 
-    async def load_error(self, model: str, version: str = "") -> str:
+    async def load_error(self, model: str, version: str) -> str:
         """Return the error with which no worker can load a model; "" if one can, or none runs."""
         await self.refresh()
         config = self._config(model, version)
@@ -280,7 +279,7 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
         for name, state in report.models.items():
             # Of several versions in one worker, those that are not the default one have both names.
             serving[name.partition(VERSION_SEPARATOR)[0]].append(
-                ServingWorker(owner, report.pid, state, report.labels, report.capacity)
+                ServingWorker(owner, report.pid, state, report.labels)
             )
     return serving
 

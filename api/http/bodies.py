@@ -7,7 +7,6 @@ The wire form is JSON text: a JSON body as the client sent it, and anything else
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -106,10 +105,7 @@ def is_form(content_type: bytes) -> bool:
 
 
 def input_of(
-    body: bytes,
-    content_type: bytes,
-    content_encoding: bytes = b"",
-    inline_limit_bytes: int = sys.maxsize,
+    body: bytes, content_type: bytes, content_encoding: bytes, inline_limit_bytes: int
 ) -> bytes | Payload:
     """Return the wire form of a body that is the input; above the limit, the body itself.
 
@@ -123,8 +119,7 @@ def input_of(
         return inline_or_payload(json_input(body), inline_limit_bytes)
     refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()
-    kind = media_type(given)
-    return typed_input(body, given, kind, inline_limit_bytes)
+    return typed_input(body, given, media_type(given), inline_limit_bytes)
 
 
 def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:

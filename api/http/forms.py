@@ -224,11 +224,10 @@ def read_form(
     if not parts:
         raise InvalidRequest("the form has no input", hint="Send it as the part `data`.")
     if len(parts) == 1:
-        [part] = parts
+        (part,) = parts
         kind = media_type(part.content_type)
-        return Form(
-            typed_input(part.body, part.content_type, kind, inline_limit_bytes), fields, False
-        )
+        given_input = typed_input(part.body, part.content_type, kind, inline_limit_bytes)
+        return Form(given_input, fields, False)
     return Form(inline_or_payload(_object(parts), inline_limit_bytes), fields, True)
 
 

@@ -62,7 +62,7 @@ def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
     return _reply(error.status, error.code, error.title, error.message, path, members, headers)
 
 
-def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool = True) -> Reply:
+def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool) -> Reply:
     """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
     members: dict[str, Any] = {"retryable": failure.retryable, "job": job.id}

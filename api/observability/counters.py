@@ -83,9 +83,9 @@ class Counters:
         """Count a copy for a shadow version that has no pair."""
         self._counts[model, shadow_field(version, result)] += 1
 
-    def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Count submits that were refused with the error of this code."""
-        self._counts[model, f"{REJECTED}:{reason}"] += count
+    def refused(self, model: str, reason: str) -> None:
+        """Count a submit that was refused with the error of this code."""
+        self._counts[model, f"{REJECTED}:{reason}"] += 1
 
     def answered(self, route: str, method: str, status: int) -> None:
         """Count an answered request; `route` is the template of its path, never the path."""

@@ -165,7 +165,7 @@ def idempotency_key(request: Request) -> str:
     return key
 
 
-def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
+def identity_of(given_id: str | None, key: str, owner: str) -> JobIdentity:
     """Return the identity of a job from an id, an idempotency key, or neither.
 
     Args:
@@ -187,7 +187,7 @@ def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
     return JobIdentity(check_free_id(given_id) if owner else check_id(given_id), chosen=True)
 
 
-def identity_from_key(key: str, owner: str = "") -> JobIdentity:
+def identity_from_key(key: str, owner: str) -> JobIdentity:
     """Return the identity that follows from a checked key, or from a key derived from it."""
     return JobIdentity(id_of_key(key, owner), chosen=True)
 

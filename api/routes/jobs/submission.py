@@ -156,8 +156,8 @@ def submission_of(
     services: Services,
     request: ValidatedRequest,
     now_s: float,
-    waiter: str = "",
-    source: InputSource | None = None,
+    waiter: str,
+    source: InputSource | None,
     deadline_s: float | None = None,
 ) -> JobSubmission:
     """Return the arguments of jobs/submit.lua for a request; `waiter` is as in `SubmitKind`.

@@ -77,11 +77,7 @@ async def ready(services: Services, request: Request) -> Reply:
         name: Readiness(status.state, status.ready, (shown and status.error) or UNSET)
         for name, status in statuses.items()
     }
-    missing = [
-        name
-        for name, status in statuses.items()
-        if not (status.ready or status.state == UNLOADED_STATE)
-    ]
+    missing = [n for n, one in statuses.items() if not one.ready and one.state != UNLOADED_STATE]
     if models == "all" and missing:
         strict = ModelsNotReady(
             f"no loaded replica of: {', '.join(missing)}",

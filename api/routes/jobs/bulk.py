@@ -37,12 +37,10 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
-from headrace.jobs.message import InputSource
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
-from headrace.redis import keys
 from headrace.redis.scripts import pages_of
 from headrace.schema.serialization import Waiting, fresh_line, job_object
 
@@ -82,7 +80,7 @@ class BulkSubmitter:
         key: the idempotency key of the request; "" for none.
         hold_s: seconds for which lines without room in their queue are held back.
         brief: answer with the number of accepted lines, and in full only for the others.
-        quiet: publish no completion events and do not list the jobs.
+        waiter: as in `SubmitKind`.
         deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
     """
 
@@ -92,7 +90,7 @@ class BulkSubmitter:
     key: str
     hold_s: float
     brief: bool
-    quiet: bool
+    waiter: str
     deadline_s: float | None
 
     @property
@@ -205,16 +203,16 @@ class BulkSubmitter:
             fields = LINE.decode(line.text)
             model = requested_model(services.catalog, services.model_statuses, fields)
             identity = self._identity(fields.id, line.number, fresh_ids)
-            request = validated(
-                services, fields, model, identity, self.request.caller, self.request.header
-            )
+            request = validated(services, self.request, fields, model, identity)
             trace = self.trace
             if fields.traceparent is not None:
                 # An invalid one is ignored, as in a header.
                 trace = read_trace(fields.traceparent) or trace
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
-                row.job = self._job_of(row.request, now_s)
+                row.job = submission_of(
+                    services, row.request, now_s, self.waiter, None, self.deadline_s
+                )
         except HeadraceError as error:
             row.outcome = error.kept()
 
@@ -226,12 +224,6 @@ class BulkSubmitter:
             return identity_from_key(f"{self.key}/{number}", self.request.caller.key_id)
         return JobIdentity(next(fresh_ids), chosen=False)
 
-    def _job_of(
-        self, request: ValidatedRequest, now_s: float, source: InputSource | None = None
-    ) -> JobSubmission:
-        waiter = keys.NO_WAITER if self.quiet else ""
-        return submission_of(self.services, request, now_s, waiter, source, self.deadline_s)
-
     async def _keep(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
         """Write the inputs of these lines to the payload store, or check the files they name."""
         places = await self.services.input_store.keep_all([request for _, request in rows])
@@ -239,7 +231,9 @@ class BulkSubmitter:
         for (row, request), stored in zip(rows, places, strict=True):
             if isinstance(stored, StoredInput):
                 row.stored = stored
-                row.job = self._job_of(request, now_s, stored.source)
+                row.job = submission_of(
+                    self.services, request, now_s, self.waiter, stored.source, self.deadline_s
+                )
             elif stored is not None:
                 row.outcome = stored.kept()
             elif row.outcome is None:
@@ -279,8 +273,7 @@ class BulkSubmitter:
         for row, job, answer in zip(rows, jobs, answers, strict=True):
             row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
             # Without an id of the client, only a resend after a lost reply can repeat a job.
-            chosen = row.request is not None and row.request.identity.chosen
-            if isinstance(answer, Receipt) and answer.repeated and chosen:
+            if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
                 known.append((row, job.id))
         earlier = await self._view([job_id for _, job_id in known])
         for (row, job_id), found in zip(known, earlier, strict=True):
@@ -360,6 +353,10 @@ def _fresh(request: ValidatedRequest, created_us: int, waiting_for: Waiting | No
         request.identity.job_id, model.name, model.version, state, created_us, waiting_for,
         model.asked_version, trace_id_of(request),
     )  # fmt: skip
+
+
+def _chosen(row: BulkLine) -> bool:
+    return row.request is not None and row.request.identity.chosen
 
 
 def _retryable(row: BulkLine) -> bool:

@@ -27,6 +27,7 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import Amount
 from headrace.jobs.tokens import DEADLINE_HEADER
+from headrace.redis import keys
 
 TYPES: Final = frozenset({"", FORM_TYPE, NDJSON, "application/ndjson", "application/jsonl"})
 #: The most lines of one call of jobs/submit.lua, which bounds how long it blocks Redis.
@@ -86,7 +87,7 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
         key=key,
         hold_s=hold_s,
         brief=query.brief == "1",
-        quiet=query.quiet == "1",
+        waiter=keys.NO_WAITER if query.quiet == "1" else "",
         deadline_s=_deadline_s(request),
     )
     exchange = _Exchange(submitter, first)

@@ -13,7 +13,6 @@ import msgspec
 from api.http.messages import Receive, Request
 from api.services import Services
 from api.submission.job_request import (
-    HeaderOf,
     JobIdentity,
     ValidatedRequest,
     request_from_json,
@@ -23,7 +22,6 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import PendingWait, until_ended
-from headrace.access.api_key import Caller
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, RequestError
 from headrace.jobs.job import Job, State
@@ -56,7 +54,7 @@ async def validate(
         await services.model_statuses.refresh()
     model = requested_model(services.catalog, services.model_statuses, fields)
     try:
-        return validated(services, fields, model, identity, request.caller, request.header)
+        return validated(services, request, fields, model, identity)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
@@ -64,22 +62,22 @@ async def validate(
 
 def validated(
     services: Services,
+    request: Request,
     fields: JobRequest,
     model: ModelConfig,
     identity: JobIdentity,
-    caller: Caller,
-    header: HeaderOf,
 ) -> ValidatedRequest:
     """Check a request in JSON for a model, whose traffic may choose another version."""
     services.webhook_policy.check(fields.options)
     shadow = None
     if model.traffic is not None and fields.version is None:
         metadata = fields.options.metadata
-        model, shadow = route(model, services.model_statuses, identity.job_id, metadata, header)
+        statuses = services.model_statuses
+        model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
     limit_bytes = services.settings.inline_limit_bytes
-    request = request_from_json(fields, model, identity, limit_bytes, caller, header)
-    services.input_checks.check(request)
-    return request if shadow is None else msgspec.structs.replace(request, shadow=shadow)
+    found = request_from_json(fields, model, identity, limit_bytes, request.caller, request.header)
+    services.input_checks.check(found)
+    return found if shadow is None else msgspec.structs.replace(found, shadow=shadow)
 
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:

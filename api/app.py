@@ -13,8 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
-from api.build import build
-from api.extension import Surface, api_parts, operations, surfaces_of
+from api.extension import Surface, add_services, api_parts, operations, surfaces_of
 from api.http.messages import incoming_request_id
 from api.observability.access_log import AccessLog, observe_request
 from api.observability.request_trace import RequestTrace
@@ -35,11 +34,7 @@ _READ_BY_ALL: Final = (
 
 
 class Cors(CORSMiddleware):
-    """Answers the preflight requests of the pages that may call.
-
-    They may use the methods and send the headers of the table, and send the headers that a model
-    declares.
-    """
+    """Answers the preflight requests of pages: they may send the headers of table and models."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], catalog: Catalog) -> None:
         table = operations()
@@ -69,10 +64,9 @@ class Cors(CORSMiddleware):
 
 
 class Application(FastAPI):
-    """FastAPI behind the router.
+    """FastAPI, which serves the mounted files, behind the router.
 
     Attributes:
-        operations: answers every HTTP request; FastAPI serves the mounted files.
         surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
@@ -85,7 +79,7 @@ class Application(FastAPI):
     surfaces: Sequence[Surface] = ()
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
-    _with_models: tuple[list[ModelConfig], dict[str, Any]] | None = None
+    _described: dict[bool, tuple[list[ModelConfig], dict[str, Any]]]
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -112,22 +106,14 @@ class Application(FastAPI):
                 return
         await self.operations.serve(services, scope, receive, send)
 
-    @override
-    def openapi(self) -> dict[str, Any]:
-        """Return the description of every operation."""
-        if self.openapi_schema is None:
-            self.openapi_schema = document(self.version)
-        return self.openapi_schema
-
     def describe(self, *, with_models: bool) -> dict[str, Any]:
         """Return the description, with the models that declare inputs or without."""
-        if not with_models:
-            return self.openapi()
-        served, described = self.catalog.served, self._with_models
-        if described is None or described[0] != served:
+        models = self.catalog.served if with_models else []
+        known = self._described.get(with_models)
+        if known is None or known[0] != models:
             # The models may change while the server runs.
-            described = self._with_models = (served, document(self.version, served))
-        return described[1]
+            known = self._described[with_models] = (models, document(self.version, models))
+        return known[1]
 
 
 def create_app(
@@ -135,16 +121,14 @@ def create_app(
 ) -> Application:
     """Build the application for a Redis and a models file. It connects when it starts.
 
-    Args:
-        declared: what the models file declares; the catalog then follows the registry.
-
-    Raises:
-        ConfigError: at start: redis_url is not set or not valid, or a surface cannot be built.
+    With what the models file declares, the catalog follows the registry. The start raises
+    ConfigError if redis_url is not valid, or a surface cannot be built.
     """
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
-        services = build(settings, catalog, app.describe, declared)
+        services = Services(settings, catalog, app.describe, declared)
+        add_services(services)
         app.services = services
         app.surfaces = surfaces_of(services)
         services.parts += [Part(surface.stop, surface.start) for surface in app.surfaces]
@@ -166,6 +150,7 @@ def create_app(
     )
     app.settings = settings
     app.catalog = catalog
+    app._described = {}
     app.operations = Router(operations(), super(Application, app).__call__)
     if settings.cors_origins:
         app.cors = Cors(app.serve, settings.cors_origins, catalog)

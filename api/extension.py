@@ -10,7 +10,7 @@ from typing import Protocol
 from api.http.messages import Receive, Reply, Scope, Send
 from api.routes.media import EXAMPLES, Examples, PathParameter
 from api.routes.table import PATH_PARAMETERS, TABLE, Operation
-from api.services import Services
+from api.services import Part, Services
 from headrace.config.extensions import parts
 from headrace.errors import HeadraceError
 
@@ -73,12 +73,16 @@ def api_parts() -> tuple[ApiPart, ...]:
     return tuple(parts("api", ApiPart).values())
 
 
-def surfaces_of(services: Services) -> list[Surface]:
-    """Return the surfaces that the settings ask for.
+def add_services(services: Services) -> None:
+    """Add what the endpoints of the extensions share."""
+    for build in (part.service for part in api_parts() if part.service is not None):
+        service = build(services)
+        services.added[type(service)] = service
+        services.parts.append(Part(service.close))
 
-    Raises:
-        ConfigError: the configuration of one cannot be used.
-    """
+
+def surfaces_of(services: Services) -> list[Surface]:
+    """Return the surfaces that the settings ask for; raise ConfigError if one cannot be built."""
     builders = [part.surface for part in api_parts() if part.surface is not None]
     return [surface for build in builders if (surface := build(services)) is not None]
 

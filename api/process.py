@@ -13,7 +13,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +40,7 @@ CHECK_S: Final = 10.0
 
 
 def check_certificate(settings: Settings) -> None:
-    """Refuse to start with a certificate that cannot be used.
-
-    Raises:
-        ConfigError: a file is missing or not valid, or the key does not belong to the certificate.
-    """
+    """Raise ConfigError if the certificate of the settings cannot be used."""
     certificate, key = settings.tls_cert_file, settings.tls_key_file
     if certificate is None:
         if key is not None:
@@ -68,10 +64,10 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
     for example because only one of them is written yet, are ignored until they can.
     """
     files = [certificate] if key is None else [certificate, key]
-    known = _stamps(files)
+    known = [_stamp(file) for file in files]
     while True:
         await asyncio.sleep(CHECK_S)
-        stamps = _stamps(files)
+        stamps = [_stamp(file) for file in files]
         if stamps == known or None in stamps:
             continue
         try:
@@ -85,17 +81,13 @@ async def renew(context: ssl.SSLContext, certificate: Path, key: Path | None) ->
             logger.info("certificate %s reloaded", certificate)
 
 
-def _stamps(files: list[Path]) -> list[tuple[int, int] | None]:
-    """Return the time of change and the inode of each file; None for a missing file."""
-    stamps: list[tuple[int, int] | None] = []
-    for file in files:
-        try:
-            status = file.stat()
-        except OSError:
-            stamps.append(None)
-        else:
-            stamps.append((status.st_mtime_ns, status.st_ino))
-    return stamps
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Return the time of change and the inode of a file; None for a missing file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_ino
 
 
 #: Seconds for which a stop waits for requests in progress.
@@ -111,7 +103,7 @@ _OPEN: Final = "auth is off: everybody with access to %s may submit, read result
 
 
 class ApiProcess(uvicorn.Server):
-    """uvicorn; before it stops it answers every waiting request.
+    """uvicorn for one application; before it stops it answers every waiting request.
 
     Attributes:
         ready_fd: a pipe into which it writes a line once it serves.
@@ -122,15 +114,23 @@ class ApiProcess(uvicorn.Server):
     plain: Sequence[socket.socket] = ()
     _background: Sequence[asyncio.Task[None]] = ()
 
+    def __init__(self, config: uvicorn.Config, app: Application) -> None:
+        super().__init__(config)
+        self.app = app
+
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             await self._listen_plain()
             config = self.config
-            tls = config.ssl is not None
-            logger.info("listening on %s", http_url(config.host, config.port, tls=tls))
-            self._background = [asyncio.create_task(job) for job in self._background_jobs()]
+            url = http_url(config.host, config.port, tls=config.ssl is not None)
+            logger.info("listening on %s", url)
+            settings = self.app.settings
+            jobs = [watch(self.server_state.connections, settings.request_timeout_s)]
+            if config.ssl is not None and settings.tls_cert_file is not None:
+                jobs.append(renew(config.ssl, settings.tls_cert_file, settings.tls_key_file))
+            self._background = [asyncio.create_task(job) for job in jobs]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
 
@@ -150,26 +150,16 @@ class ApiProcess(uvicorn.Server):
             server = await loop.create_server(new_protocol, sock=listener, backlog=config.backlog)
             self.servers.append(server)
 
-    def _background_jobs(self) -> Iterator[Coroutine[Any, Any, None]]:
-        """Yield the background tasks of the server."""
-        app = self.config.app
-        assert isinstance(app, Application)  # noqa: S101 - server_for serves no other
-        settings = app.settings
-        yield watch(self.server_state.connections, settings.request_timeout_s)
-        if self.config.ssl is not None and settings.tls_cert_file is not None:
-            yield renew(self.config.ssl, settings.tls_cert_file, settings.tls_key_file)
-
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self._background:
             task.cancel()
-        app = self.config.app
-        if isinstance(app, Application) and app.services is not None:
-            app.services.dismiss()
+        if self.app.services is not None:
+            self.app.services.dismiss()
         await super().shutdown(sockets)
 
 
-def server_for(app: Application, host: str, port: int, log_level: str = "info") -> ApiProcess:
+def server_for(app: Application, host: str, port: int, log_level: str) -> ApiProcess:
     """Return the server of one application."""
     settings = app.settings
     return ApiProcess(
@@ -192,7 +182,8 @@ def server_for(app: Application, host: str, port: int, log_level: str = "info") 
             ssl_keyfile=settings.tls_key_file,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=SHUTDOWN_MAX_S,
-        )
+        ),
+        app,
     )
 
 
@@ -226,7 +217,6 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
 
 
 def _access_warnings(settings: Settings, redis_url: str) -> list[str]:
-    """Return the warnings about who may use the API."""
     if settings.asks_for_keys:
         with api_keys_at(redis_url) as keys:
             return [] if keys.all() else [_NO_KEY]

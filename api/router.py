@@ -32,9 +32,8 @@ from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: The label of requests for unknown paths in metrics.
-NO_ROUTE: Final = "none"
-_NO_ROUTES: Final[Routes[Operation]] = Routes(NO_ROUTE, {})
+#: Of unknown paths, with their label in metrics.
+_NO_ROUTES: Final[Routes[Operation]] = Routes("none", {})
 
 
 class Router:
@@ -60,7 +59,10 @@ class Router:
         parameters: Sequence[str] = ()
         if route is not None:
             label, parameters = route.label, route.parameters(segments)
-        _record_route(scope, request, label if by_method else "", parameters)
+        trace = scope.get(REQUEST_TRACE)
+        if trace is not None:
+            shown = label if by_method else ""
+            trace.routed(shown, parameters[0] if parameters else "", request)
         try:
             await admit(services, request, None if route is None else route.row.needs)
             if route is None:
@@ -73,7 +75,8 @@ class Router:
             drop_tracebacks(gone)
             return
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
-            reply = _unexpected_reply(error, request.path)
+            failure, error_id = internal_error(error, request.path)
+            reply = _error_reply(failure, request.path, id=error_id)
         if isinstance(reply, Delegated):
             await self._app(scope, receive, _counting(send, services, label, request.method))
             return
@@ -84,36 +87,19 @@ class Router:
             await send_stream(send, reply)
 
 
-def _record_route(scope: Scope, request: Request, label: str, parameters: Sequence[str]) -> None:
-    """Add the route to the trace of the request, for logs and spans."""
-    trace = scope.get(REQUEST_TRACE)
-    if trace is not None:
-        trace.routed(label, parameters[0] if parameters else "", request)
-
-
-def _error_reply(error: HeadraceError, path: str) -> Reply:
-    return _reply_of_extension(error, path) or problem(error, path)
-
-
-def _unexpected_reply(error: Exception, path: str) -> Reply:
-    failure, error_id = internal_error(error, path)
-    return _reply_of_extension(failure, path) or problem(failure, path, id=error_id)
-
-
-def _reply_of_extension(error: HeadraceError, path: str) -> Reply | None:
-    """Return an error in the form of the extension to which a path belongs; None for no such."""
+def _error_reply(error: HeadraceError, path: str, **members: str) -> Reply:
+    """Return an error in the form of the extension to which a path belongs, or as a problem."""
     for part in api_parts():
         if part.error_reply is not None and (reply := part.error_reply(path, error)) is not None:
             return reply
-    return None
+    return problem(error, path, **members)
 
 
 def _refuse(request: Request, by_method: dict[str, Route[Operation]]) -> Reply:
     """Return a 405 with the methods of the path; for an unknown path raise PathNotFound."""
     path = request.path
     if not by_method:
-        hint = hint_of(request.method, path)
-        hint = hint or "See /docs, or docs/api.md, for the routes."
+        hint = hint_of(request.method, path) or "See /docs, or docs/api.md, for the routes."
         raise PathNotFound(f"there is nothing at {path[:256]}", hint=hint)
     allowed = ", ".join(by_method)
     error = MethodNotAllowed(

@@ -1,53 +1,49 @@
-"""The services that the endpoints of an API process share; `api.build` builds them."""
+"""The services that the endpoints of an API process share, built from its settings and models."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    import redis.asyncio
-
-    from api.auth.authenticator import Authenticator, Needs
-    from api.components.model_registry import ModelRegistry
-    from api.components.model_status import ModelStatuses
-    from api.components.stream_limit import StreamLimit
-    from api.http.messages import Request
-    from api.http.send_buffer import SendBuffers
-    from api.observability.counters import CounterReporter, Counters
-    from api.observability.exposition import Exposition
-    from api.observability.request_trace import ApiSpans
-    from api.submission.input_store import InputStore
-    from api.submission.job_request import InputChecks
-    from api.submission.shadow import ShadowCopies
-    from api.submission.waiting import PendingWaits
-    from headrace.config.model.catalog import Catalog
-    from headrace.config.settings import Settings
-    from headrace.queue.dead_letters import DeadLetters
-    from headrace.queue.failures import Failures
-    from headrace.queue.following.piece_log import PieceLog
-    from headrace.queue.following.waiters import Waiters
-    from headrace.queue.following.watcher import JobWatcher
-    from headrace.queue.job_queue import JobQueue
-    from headrace.queue.scrape import Scraper
-    from headrace.queue.webhook_deliveries import DeliveryStore
-    from headrace.runs.records import RunRecords
-    from headrace.webhooks.endpoint import WebhookPolicy
-
-
-class Describe(Protocol):
-    """Returns the OpenAPI description."""
-
-    def __call__(self, *, with_models: bool) -> dict[str, Any]:
-        """Return it with the models that declare inputs, or without."""
-
+from api.auth.authenticator import Authenticator, Needs
+from api.components.expiry_task import ExpiryTask
+from api.components.model_registry import ModelRegistry
+from api.components.model_status import ModelStatuses
+from api.components.stream_limit import StreamLimit
+from api.http.messages import Request
+from api.http.send_buffer import SendBuffers
+from api.observability.counters import CounterReporter, Counters
+from api.observability.exposition import Exposition
+from api.observability.request_trace import ApiSpans
+from api.submission.input_store import InputStore
+from api.submission.job_request import InputChecks
+from api.submission.shadow import ShadowCopies
+from api.submission.waiting import PendingWaits
+from headrace.config.model.catalog import Catalog
+from headrace.config.settings import Settings
+from headrace.observability.tracing import tracing
+from headrace.payloads.input_ref import InputRefs
+from headrace.payloads.stores import THREADS, build_stores
+from headrace.queue.dead_letters import DeadLetters
+from headrace.queue.failures import Failures
+from headrace.queue.following.piece_log import PieceLog
+from headrace.queue.following.subscription import Subscription
+from headrace.queue.following.waiters import Waiters
+from headrace.queue.following.watcher import JobWatcher
+from headrace.queue.job_queue import JobQueue
+from headrace.queue.scrape import Scraper
+from headrace.queue.webhook_deliveries import DeliveryStore
+from headrace.redis.connection import connect_async
+from headrace.registry.catalog import ConfigReader
+from headrace.registry.model import DeclaredModels
+from headrace.runs.records import RunRecords
+from headrace.webhooks.endpoint import WebhookPolicy
 
 _Service = TypeVar("_Service")
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +57,18 @@ class Part:
     """
 
     stop: Callable[[], Awaitable[None] | None]
-    start: Callable[[], Awaitable[None] | None] = _nothing
-    dismiss: Callable[[], None] = _nothing
+    start: Callable[[], Awaitable[None] | None] = lambda: None
+    dismiss: Callable[[], None] = lambda: None
 
 
-@dataclass(slots=True)
 class Services:
-    """What the endpoints share.
+    """What the endpoints share; it connects when first used.
+
+    Args:
+        describe: returns the OpenAPI description, with the models that declare inputs or without.
+        declared: what the models file declares; the catalog then follows the registry.
 
     Attributes:
-        describe: returns the OpenAPI description, with the models that declare inputs or without.
         registry: the registered models; None if the catalog never changes.
         authenticator: authenticates requests; None if no API keys are required.
         check_token: refuses a native request without a token that a surface requires; None if
@@ -78,54 +76,77 @@ class Services:
         spans: the spans of requests and submits; None if tracing is off.
         added: what the extensions add, by its class.
         parts: what starts in this order, and stops in the opposite one.
+
+    Raises:
+        ConfigError: redis_url is not set, or the payload store cannot be used.
     """
 
-    settings: Settings
-    client: redis.asyncio.Redis
-    describe: Describe
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: Catalog,
+        describe: Callable[..., dict[str, Any]],
+        declared: DeclaredModels | None = None,
+    ) -> None:
+        redis_url = settings.needed_redis_url("the API")
+        self.settings, self.catalog, self.describe = settings, catalog, describe
+        self.client = client = connect_async(redis_url)
+        self.queue = queue = JobQueue(client, job_index_max=settings.job_index_max)
+        self.model_statuses = ModelStatuses(queue, catalog)
 
-    # The models.
-    catalog: Catalog
-    model_statuses: ModelStatuses
+        subscription = Subscription(client)
+        # A new id for each start: a restarted process must not receive its predecessor's
+        # completions.
+        self.waiters = Waiters(subscription, os.urandom(6).hex())
+        self.pending_waits = PendingWaits()
+        self.watcher = JobWatcher(subscription, queue)
+        self.piece_log = PieceLog(subscription, queue)
 
-    # Who calls, and how much.
-    authenticator: Authenticator | None
-    stream_limit: StreamLimit
-    send_buffers: SendBuffers
+        self.counters = Counters()
+        self.counter_reporter = CounterReporter(client, self.counters, self.waiters)
+        self.scraper = self._new_scraper()
+        self.exposition = Exposition()
+        traced = tracing("api", os.environ)
+        self.spans = None if traced is None else ApiSpans(traced)
 
-    # Submits.
-    input_checks: InputChecks
-    input_store: InputStore
-    shadow_copies: ShadowCopies
-    webhook_policy: WebhookPolicy
+        self.authenticator = (
+            Authenticator(settings, queue, subscription) if settings.asks_for_keys else None
+        )
+        self.check_token: Callable[[Services, Request, Needs | None], None] | None = None
+        self.stream_limit = StreamLimit(settings.event_streams_max, settings.event_streams_per_key)
+        self.send_buffers = SendBuffers()
 
-    # Jobs that are queued, run or have ended.
-    queue: JobQueue
-    waiters: Waiters
-    pending_waits: PendingWaits
-    watcher: JobWatcher
-    piece_log: PieceLog
-    dead_letters: DeadLetters
-    failures: Failures
-    webhook_deliveries: DeliveryStore
-    runs: RunRecords
+        self.input_checks = InputChecks(catalog.served)
+        input_refs = InputRefs(settings, THREADS)
+        self.input_store = InputStore(build_stores(settings, redis_url), input_refs)
+        self.shadow_copies = ShadowCopies(
+            queue, self.input_store, self.counters, catalog.has_shadow
+        )
+        self.webhook_policy = WebhookPolicy(
+            on=bool(settings.webhook_secrets),
+            allow_http=settings.webhook_allow_http,
+            networks=settings.webhook_allow_networks,
+        )
 
-    # Metrics.
-    counters: Counters
-    counter_reporter: CounterReporter
-    scraper: Scraper
-    exposition: Exposition
-    spans: ApiSpans | None
+        self.dead_letters = DeadLetters(queue)
+        self.failures = Failures(queue, settings.failed_ttl_s)
+        self.webhook_deliveries = DeliveryStore(queue)
+        self.runs = RunRecords(queue)
 
-    registry: ModelRegistry | None = None
-    check_token: Callable[[Services, Request, Needs | None], None] | None = None
-    added: dict[type, object] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
+        self.added: dict[type, object] = {}
+        self.parts = self._own_parts(subscription)
+        self.registry: ModelRegistry | None = None
+        if declared is not None:
+            reader = ConfigReader(settings, catalog, lenient=True)
+            self.registry = registry = ModelRegistry(
+                subscription, queue, catalog, declared, reader, self._models_changed
+            )
+            self.parts.append(Part(registry.stop, registry.start, registry.dismiss))
 
     def of(self, kind: type[_Service]) -> _Service:
         """Return what an extension has added, by its class."""
         service = self.added[kind]
-        assert isinstance(service, kind)  # noqa: S101 - `build` sorts them by class
+        assert isinstance(service, kind)  # noqa: S101 - they are sorted by class
         return service
 
     @property
@@ -149,3 +170,28 @@ class Services:
         for part in reversed(self.parts):
             if (stopping := part.stop()) is not None:
                 await stopping
+
+    def _own_parts(self, subscription: Subscription) -> list[Part]:
+        """Return what starts and stops; each part comes after those that it uses."""
+        spans, reporter, copies = self.spans, self.counter_reporter, self.shadow_copies
+        tracing = [] if spans is None else [Part(partial(asyncio.to_thread, spans.close))]
+        expiry = ExpiryTask(self.queue)
+        return [
+            *tracing,
+            Part(self.client.aclose),
+            Part(self.input_store.close),
+            Part(self.queue.close),
+            Part(reporter.stop, reporter.start),
+            Part(copies.stop, copies.start),
+            Part(expiry.stop, expiry.start),
+            Part(subscription.stop, subscription.start),
+            Part(self.piece_log.stop),
+            Part(self.watcher.stop, dismiss=self.watcher.dismiss),
+            Part(self.waiters.stop, dismiss=self.waiters.dismiss),
+        ]
+
+    def _new_scraper(self) -> Scraper:
+        return Scraper(self.client, self.catalog.served, self.counter_reporter.report)
+
+    def _models_changed(self) -> None:
+        self.scraper = self._new_scraper()

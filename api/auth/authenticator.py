@@ -14,7 +14,7 @@ import time
 from enum import Enum
 from typing import Final
 
-from api.auth.rate_limit import RateLimiter
+from api.auth.rate_limit import RateLimiter, rate_limited
 from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
 from headrace.config.settings import Settings
@@ -54,22 +54,18 @@ Needs = Scope | Open
 
 def open_operations(settings: Settings) -> set[Needs]:
     """Return what the settings leave open to requests without an API key or a token."""
-    opened: set[Needs] = {Open.ALWAYS}
-    if not settings.auth_metrics:
-        opened.add(Open.METRICS)
-    if not settings.auth_docs:
-        opened.add(Open.DOCS)
-    return opened
+    metrics = set() if settings.auth_metrics else {Open.METRICS}
+    docs = set() if settings.auth_docs else {Open.DOCS}
+    return {Open.ALWAYS, *metrics, *docs}
 
 
 class _CachedKey:
-    """A key as it was read from Redis; no `key` if it does not exist."""
+    """A key as it was read from Redis, with its caller; `known` is None if it does not exist."""
 
-    __slots__ = ("caller", "key", "read_at")
+    __slots__ = ("known", "read_at")
 
     def __init__(self, key: ApiKey | None, read_at: float) -> None:
-        self.key = key
-        self.caller = caller_of(key) if key is not None else None
+        self.known = None if key is None else (key, caller_of(key))
         self.read_at = read_at
 
 
@@ -93,7 +89,6 @@ class Authenticator:
         """Set the `caller` of a request, or refuse it.
 
         Args:
-            request: the request; only its headers are read.
             needs: what its operation requires; None for any key, as for an unknown path.
 
         Raises:
@@ -104,14 +99,13 @@ class Authenticator:
         """
         if needs in self._open:
             return
-        cached = await self._authenticate(request)
-        key, caller = cached.key, cached.caller
-        assert key is not None  # noqa: S101 - _authenticate returns no other
-        assert caller is not None  # noqa: S101
+        key, caller = await self._authenticate(request)
         if request.has(ACTS_FOR) and key.acts:
             key, caller = await self._owner(request)
         elif key.rate:
-            await self.rates.spend_one(caller)
+            taken, wait_s = await self.rates.spend(caller, 1)
+            if not taken:
+                raise rate_limited(caller, wait_s)
         if needs is not None and needs not in key.scopes and not isinstance(needs, Open):
             raise Forbidden(
                 f"API key {key.id} lacks the required scope {needs.value!r}",
@@ -124,12 +118,12 @@ class Authenticator:
         if not caller.key_id:
             return True
         try:
-            key = (await self._look_up(caller.key_id)).key
+            known = (await self._look_up(caller.key_id)).known
         except BrokerError:
             return True
-        return key is not None and not key.expired(time.time())
+        return known is not None and not known[0].expired(time.time())
 
-    async def _authenticate(self, request: Request) -> _CachedKey:
+    async def _authenticate(self, request: Request) -> tuple[ApiKey, Caller]:
         text = _presented(request)
         if not text:
             raise Unauthorized(
@@ -138,42 +132,40 @@ class Authenticator:
         presented = read_key(text)
         if presented is None:
             raise Unauthorized("the API key is not valid: the form is hr_<id>_<secret>", hint=_HOW)
-        cached = await self._look_up(presented.id)
-        key = cached.key
+        known = (await self._look_up(presented.id)).known
         now_s = time.time()
-        if key is None or not key.is_secret(presented.secret, now_s):
+        if known is None or not known[0].is_secret(presented.secret, now_s):
             raise Unauthorized("the API key is unknown", hint=_HOW)
-        if key.expired(now_s):
-            raise Unauthorized(f"the API key {key.id} has expired", hint=_HOW)
-        return cached
+        if known[0].expired(now_s):
+            raise Unauthorized(f"the API key {known[0].id} has expired", hint=_HOW)
+        return known
 
     async def _owner(self, request: Request) -> tuple[ApiKey, Caller]:
         """Return the key for which a component acts, with its scopes and limits."""
         owner = request.header(ACTS_FOR).decode("latin-1")
-        cached = await self._look_up(owner) if owner != NO_OWNER else None
-        if cached is None:
+        if owner == NO_OWNER:
             # Work that was submitted without API keys continues without an owner.
-            own = await self._authenticate(request)
-            assert own.key is not None  # noqa: S101 - _authenticate returns no other
-            return own.key, Caller(key_id="", sees_all=False)
-        if cached.key is None or cached.caller is None or cached.key.expired(time.time()):
+            key, _ = await self._authenticate(request)
+            return key, Caller(key_id="", sees_all=False)
+        known = (await self._look_up(owner)).known
+        if known is None or known[0].expired(time.time()):
             raise Unauthorized(
                 f"the API key {owner[:64]!r}, which owns this work, is no longer valid",
                 hint="It was revoked or has expired: its work ends here.",
             )
-        return cached.key, cached.caller
+        return known
 
     async def _look_up(self, key_id: str) -> _CachedKey:
         cached, now = self._cache.get(key_id), time.monotonic()
         if cached is not None:
-            limit_s = FRESH_S if cached.key is not None else UNKNOWN_S
+            limit_s = FRESH_S if cached.known else UNKNOWN_S
             if now - cached.read_at <= limit_s:
                 return cached
         reading = self._reading.get(key_id) or self._begin_reading(key_id)
         try:
             return await asyncio.shield(reading)
         except BrokerError:
-            if cached is None or cached.key is None or now - cached.read_at > STALE_S:
+            if cached is None or not cached.known or now - cached.read_at > STALE_S:
                 raise
             return cached
 

@@ -38,25 +38,11 @@ class RateLimiter:
         self._queue = queue
         self._buckets: dict[str, _Bucket] = {}
 
-    async def spend_one(self, caller: Caller) -> None:
-        """Take one request of a key's rate.
-
-        Raises:
-            RateLimited: the rate allows none now.
-            BrokerError: Redis does not answer.
-        """
-        taken, wait_s = await self.spend(caller, 1)
-        if not taken:
-            raise rate_limited(caller, wait_s)
-
     async def spend(self, caller: Caller, count: int) -> tuple[int, float]:
-        """Take `count` requests of a key's rate.
+        """Take `count` requests of a key's rate; raise BrokerError if Redis does not answer.
 
         Returns:
             How many of them the rate allows now, and the seconds until it allows more.
-
-        Raises:
-            BrokerError: Redis does not answer.
         """
         if not caller.rate or not count:
             return count, 0.0
@@ -70,11 +56,7 @@ class RateLimiter:
             return taken, max(0.0, bucket.empty_until - time.monotonic())
 
     async def spend_all(self, caller: Caller, count: int) -> None:
-        """Take `count` requests of a key's rate, or none.
-
-        Args:
-            caller: the key.
-            count: how many; fewer than its `rate_burst`.
+        """Take `count` requests of a key's rate, fewer than its `rate_burst`, or none.
 
         Raises:
             RateLimited: the rate does not allow all of them now.
@@ -107,8 +89,7 @@ class RateLimiter:
         now = time.monotonic()
         if now < bucket.empty_until:
             return
-        share = math.ceil(caller.rate * SHARE_S)
-        wanted = max(count - bucket.tokens, share)
+        wanted = max(count - bucket.tokens, math.ceil(caller.rate * SHARE_S))
         taken, wait_s = await self._queue.take_tokens(caller.key_id, caller.rate, wanted, 1)
         bucket.tokens += taken
         bucket.empty_until = now + wait_s

@@ -22,7 +22,6 @@ from headrace.errors import (
     InvalidRequest,
     ModelNotFound,
 )
-from headrace.models.source import SourceReader
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.asyncio_tasks import cancel_and_wait
 from headrace.queue.following.subscription import Subscription
@@ -31,7 +30,7 @@ from headrace.redis import keys
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import Change, DeclaredModels, RegisteredModel, Registry
-from headrace.registry.store import AsyncRegistryStore, LoggedChange, ProblemLog
+from headrace.registry.store import AsyncRegistryStore, ProblemLog
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +49,8 @@ class ModelRegistry:
 
     Attributes:
         registry: the state that the catalog has.
+        store: the registry in Redis.
+        configs: reads the configurations of versions; any thread may use it.
         closing: the process stops.
     """
 
@@ -63,11 +64,11 @@ class ModelRegistry:
         on_change: Callable[[], None],
     ) -> None:
         self.registry = Registry()
-        self._store = AsyncRegistryStore(queue)
+        self.store = AsyncRegistryStore(queue)
         self._queue = queue
         self._catalog = catalog
         self._declared = declared
-        self._configs = configs
+        self.configs = configs
         self._on_change = on_change
         self._changed = asyncio.Event()
         self._listeners: set[asyncio.Event] = set()
@@ -83,8 +84,7 @@ class ModelRegistry:
     async def start(self) -> None:
         """Apply the models file, and start to follow the registry.
 
-        While Redis does not answer, is full, or has what cannot be read, the models of the file
-        are served.
+        While the registry cannot be read or written, the models of the file are served.
         """
         try:
             await self._apply_file()
@@ -98,13 +98,9 @@ class ModelRegistry:
             await cancel_and_wait(self._task)
 
     async def read(self) -> Registry:
-        """Return the registry as Redis has it.
-
-        Raises:
-            InternalError: what Redis has is not readable.
-        """
+        """Return the registry as Redis has it; raise InternalError if that is not readable."""
         try:
-            return await self._store.read()
+            return await self.store.read()
         except ConfigError as error:
             raise InternalError(error.message, hint=error.hint) from None
 
@@ -123,23 +119,6 @@ class ModelRegistry:
                 hint=f"Name one of them: {listing(set(pipeline.models))}.",
             )
         return registry.get(name)
-
-    async def log(self, count: int) -> list[LoggedChange]:
-        """Return the newest changes, the last one first."""
-        return await self._store.log(count)
-
-    async def log_end(self) -> str:
-        """Return the id of the newest change."""
-        return await self._store.log_end()
-
-    async def log_after(self, last: str) -> list[tuple[str, LoggedChange]]:
-        """Return the changes after the one with this id, with their ids, the oldest first."""
-        return await self._store.log_after(last)
-
-    @property
-    def sources(self) -> SourceReader:
-        """Return what reads the sources of models; any thread may use it."""
-        return self._configs.sources
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[asyncio.Event]:
@@ -167,8 +146,6 @@ class ModelRegistry:
         """Change a model; return it as it is then, or None if it is removed.
 
         Args:
-            name: the model.
-            make: makes the changes from the present state.
             by: who makes them.
             generation: the generation of the model that the caller has seen; None for any.
 
@@ -180,15 +157,16 @@ class ModelRegistry:
         registry = await self.read()
         present = registry.models.get(name)
         if generation is not None and generation != (present.generation if present else 0):
+            who = f": {present.by} has changed it meanwhile ({present.what})" if present else ""
             raise Conflict(
                 f"the model {name} has generation {present.generation if present else 0}, "
-                f"not {generation}{_last_change(present)}",
+                f"not {generation}{who}",
                 hint="Read the model again, and repeat the change if it still makes sense.",
             )
         changes = make(registry)
         await asyncio.to_thread(self._check, changes)
         if changes:
-            await self._store.write(registry, changes, by)
+            await self.store.write(registry, changes, by)
         return (await self._adopt()).models.get(name)
 
     async def until_served(
@@ -196,10 +174,7 @@ class ModelRegistry:
     ) -> tuple[ChangeState, str]:
         """Wait until the workers serve a model as this process knows it, or cannot load it.
 
-        Args:
-            name: the model.
-            versions: those that must be served; the first failed load of one ends the wait.
-            seconds: how long to wait.
+        The first failed load of one of `versions` ends the wait.
 
         Returns:
             The state, and the traceback of a failed load.
@@ -220,11 +195,7 @@ class ModelRegistry:
     async def until(
         self, look: Callable[[Collection[WorkerReport]], tuple[ChangeState, str]], seconds: float
     ) -> tuple[ChangeState, str]:
-        """Read the workers' reports until `look` finds another state than pending.
-
-        Returns:
-            What `look` has found last: the state, and the traceback of a failed load.
-        """
+        """Read the workers' reports until `look` finds another state than pending; return it."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while True:
@@ -238,29 +209,26 @@ class ModelRegistry:
 
     def _check(self, changes: Sequence[Change]) -> None:
         """Raise if a changed version has wrong options, or a pipeline is in the way."""
+        pipelines = self._catalog.pipelines
         for change in changes:
             if change.after is None:
-                users = [
-                    pipeline.name
-                    for pipeline in self._catalog.pipelines.values()
-                    if change.name in pipeline.models
-                ]
-                if users:
+                if users := [n for n, one in pipelines.items() if change.name in one.models]:
                     raise Conflict(
                         f"the model {change.name} is a stage of {listing(users)}",
                         hint="Remove it from the pipeline in the models file first.",
                     )
                 continue
-            if change.name in self._catalog.pipelines:
+            if change.name in pipelines:
                 raise Conflict(
                     f"a pipeline has the name {change.name}",
                     hint="Choose another name for the model.",
                 )
+            before = {} if change.before is None else change.before.versions
             for version, entry in change.after.versions.items():
-                if change.before is not None and change.before.versions.get(version) == entry:
+                if before.get(version) == entry:
                     continue
                 try:
-                    self._configs.read(change.name, version, entry)
+                    self.configs.read(change.name, version, entry)
                 except ConfigError as error:
                     raise InvalidRequest(error.message, hint=error.hint) from None
 
@@ -270,7 +238,7 @@ class ModelRegistry:
                 await asyncio.wait_for(self._changed.wait(), POLL_S)
             self._changed.clear()
             try:
-                revision = await self._store.revision()
+                revision = await self.store.revision()
                 if not (revision.generation and self._applied):
                     # Redis has lost its data, or could not be read when this process started.
                     await self._apply_file()
@@ -285,7 +253,7 @@ class ModelRegistry:
     async def _apply_file(self) -> None:
         """Make the models file the declared state, unless it was applied last."""
         by = f"models file {self._catalog.path.name}"
-        for change in await self._store.apply(self._declared, by, prune=True, again=False):
+        for change in await self.store.apply(self._declared, by, prune=True, again=False):
             logger.info("%s", change.what, extra={"model": change.name})
         self._applied = True
         await self._adopt()
@@ -293,13 +261,12 @@ class ModelRegistry:
     async def _adopt(self) -> Registry:
         """Serve what the registry has now, and return it."""
         async with self._adopting:
-            registry = await self._store.read()
+            registry = await self.store.read()
             # A source may have to be fetched, and many models take a while.
-            versions = await asyncio.to_thread(self._configs.versions, registry)
-            traffic = {name: model.routing for name, model in registry.models.items()}
-            self._catalog.adopt(
-                versions, {k: rule for k, rule in traffic.items() if rule is not None}
-            )
+            versions = await asyncio.to_thread(self.configs.versions, registry)
+            models = registry.models.items()
+            traffic = {name: rule for name, model in models if (rule := model.routing) is not None}
+            self._catalog.adopt(versions, traffic)
             self.registry = registry
             self._on_change()
             return registry
@@ -313,9 +280,7 @@ def change_state(
     Workers that do not follow the registry do not count.
 
     Args:
-        reports: of all live workers.
         generation: of the registry that they should have reached.
-        name: the model.
         versions: those that must be served.
     """
     pending = False
@@ -343,9 +308,7 @@ def removal_state(
     Workers that do not follow the registry do not count.
 
     Args:
-        reports: of all live workers.
         generation: of the registry that they should have reached.
-        name: the model.
         version: the removed version; "" for all.
     """
     for report in reports:
@@ -370,7 +333,3 @@ def _served(report: WorkerReport, name: str) -> set[str]:
     }
     labels = (label.partition(VERSION_SEPARATOR) for label in report.unloaded)
     return versions | {version for model, _, version in labels if model == name}
-
-
-def _last_change(model: RegisteredModel | None) -> str:
-    return f": {model.by} has changed it meanwhile ({model.what})" if model is not None else ""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from headrace.config.model.capacity import Capacity, Host, Needs, needs_of, why_no_worker
+from headrace.config.model.capacity import Host, Needs, needs_of, why_no_worker
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.errors import BrokerError, last_line
 from headrace.jobs.ids import VERSION
@@ -33,11 +33,8 @@ LOAD_LOOK_S: Final = 15.0
 NO_WORKER: Final = "no-worker"
 ModelStateName = Annotated[str, msgspec.Meta(extra_json_schema={"enum": [*BEST_FIRST, NO_WORKER]})]
 _RANKS: Final = {state: rank for rank, state in enumerate((*BEST_FIRST, NO_WORKER))}
-
-
 #: The states of a model in a worker that runs none of its processes, and starts none.
 _ENDED: Final = frozenset({"failed", "stopped"})
-
 #: Seconds for which a version counts as served after its last worker was seen: one may restart.
 VERSION_KEPT_S: Final = 300.0
 _VERSION: Final = re.compile(VERSION)
@@ -49,20 +46,13 @@ class ServingWorker(msgspec.Struct, frozen=True):
     worker: str
     pid: int
     state: ModelState
-    labels: list[str] = []
-    capacity: Capacity = Capacity()
+    labels: list[str]
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
-    """One model, over all workers.
+    """One model, over all workers; `problem` is why no worker can load it on demand."""
 
-    Attributes:
-        state: ready, draining, warming, loading, unloaded, restarting, failed, stopped or
-            no-worker.
-        problem: why no worker can load it on demand.
-    """
-
-    state: str
+    state: ModelStateName
     ready: int
     workers: list[ServingWorker]
     problem: str = ""
@@ -96,11 +86,7 @@ class ModelStatuses:
         self._reading: asyncio.Task[None] | None = None
 
     async def statuses(self) -> dict[str, ModelStatus]:
-        """Read the state of every registered model.
-
-        Raises:
-            BrokerUnavailable: Redis does not answer.
-        """
+        """Read the state of every registered model; raise BrokerUnavailable without Redis."""
         return self.learn(await self._queue.worker_states())
 
     def learn(self, reports: dict[str, WorkerReport]) -> dict[str, ModelStatus]:
@@ -121,16 +107,15 @@ class ModelStatuses:
             statuses[pipeline.name] = _pipeline_status(own, [statuses[m] for m in pipeline.models])
         self._latest = statuses
         self._read_at = now = asyncio.get_running_loop().time()
-        ready = {name for name, status in statuses.items() if status.ready}
-        of_versions = set()
+        ready: set[str | tuple[str, str]] = {n for n, status in statuses.items() if status.ready}
         for name, status in statuses.items():
             for served in status.workers:
                 state = served.state
                 if _VERSION.fullmatch(state.version):
                     self._seen[name, state.version, served.worker] = now
                 if state.ready:
-                    of_versions.add((name, state.version))
-        self._ready = frozenset(ready | of_versions)
+                    ready.add((name, state.version))
+        self._ready = frozenset(ready)
         # A worker that is gone may come back. One that has ended a version has not it any more.
         self._seen = {
             key: at
@@ -148,8 +133,7 @@ class ModelStatuses:
     def why_unserved(self, model: str, version: str, options: Mapping[str, Any]) -> str | None:
         """Return in words why no worker takes a registered version; None if one can.
 
-        Args:
-            options: its options in the registry; those of its source are not among them.
+        `options` are those in the registry; those of its source are not among them.
         """
         config = self._catalog.versions.get(model, {}).get(version)
         return why_no_worker(needs_of(config or Needs(), options), self._hosts) or None
@@ -197,26 +181,21 @@ class ModelStatuses:
         return list(dict.fromkeys([model.version, *registered, *seen]))
 
     def for_version(self, model: ModelConfig, version: str) -> ModelConfig:
-        """Return the model for jobs that ask for one of `versions`, with the queue of the version.
-
-        A pipeline has one queue.
-        """
+        """Return the model with the queue of one of its `versions`; a pipeline has one queue."""
         name = model.name
         if name in self._catalog.pipelines and version == model.version:
             return model
         registered = self._catalog.versions.get(name, {}).get(version)
         if registered is not None:
             return registered.of_version(version)
-        asked = self._asked.get((name, version))
-        if asked is None:
-            asked = self._asked[name, version] = model.of_version(version)
-        return asked
+        if (name, version) not in self._asked:
+            self._asked[name, version] = model.of_version(version)
+        return self._asked[name, version]
 
     async def waiting_for(self, model: str, version: str = "") -> Waiting | None:
         """Return what a queued job waits for; None if a replica is loaded.
 
-        Args:
-            version: the version that it asks for; "" for none.
+        `version` is the one that it asks for; "" for none.
         """
         await self.refresh()
         if ((model, version) if version else model) in self._ready:
@@ -227,7 +206,7 @@ class ModelStatuses:
             return Waiting("replica", reason)
         return Waiting("load", reason)
 
-    async def load_error(self, model: str, version: str = "") -> str:
+    async def load_error(self, model: str, version: str) -> str:
         """Return the error with which no worker can load a model; "" if one can, or none runs."""
         await self.refresh()
         config = self._config(model, version)
@@ -300,7 +279,7 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
         for name, state in report.models.items():
             # Of several versions in one worker, those that are not the default one have both names.
             serving[name.partition(VERSION_SEPARATOR)[0]].append(
-                ServingWorker(owner, report.pid, state, report.labels, report.capacity)
+                ServingWorker(owner, report.pid, state, report.labels)
             )
     return serving
 
@@ -318,8 +297,7 @@ def _unloaded(reports: dict[str, WorkerReport]) -> dict[str, str]:
 def _status(workers: list[ServingWorker], unloaded: str | None = None) -> ModelStatus:
     """Return the state of a model.
 
-    Args:
-        unloaded: why no worker can load it on demand; "" if one can, None if none would.
+    `unloaded` is why no worker can load it on demand; "" if one can, None if none would.
     """
     best, ready = NO_WORKER, 0
     if unloaded is not None:

@@ -20,11 +20,7 @@ class StreamLimit:
         return min(self._most, self._most_per_key) if keyed else self._most
 
     def take(self, key: str, *, keyed: bool, count: int = 1) -> None:
-        """Count more streams: one for each job that is followed.
-
-        Raises:
-            TooManyStreams: a limit would be exceeded.
-        """
+        """Count more streams; raise TooManyStreams if a limit would be exceeded."""
         if self.open_streams + count > self._most:
             raise TooManyStreams(
                 f"this API process has {self.open_streams} event streams open, its limit is "

@@ -20,8 +20,6 @@ from api.http.messages import (
 from api.http.uvicorn_protocol import write_whole
 from headrace.errors import drop_tracebacks
 
-#: The first status of a refusal.
-REFUSED: Final = 400
 #: How many bytes of refused bodies make the collector run. It counts objects, and a body that a
 #: cycle still holds is a few objects.
 COLLECT_BYTES: Final = 64 * 1024 * 1024
@@ -51,7 +49,7 @@ _refused_bodies: Final = _RefusedBodies()
 
 async def send_reply(send: Send, reply: Reply, request: Request) -> None:
     """Send an answer; after a refused body drain the rest and close the connection."""
-    if reply.status >= REFUSED and request.body_bytes:
+    if reply.status >= 400 and request.body_bytes:
         _refused_bodies.add(request.body_bytes)
     bodiless = reply.status in BODILESS
     body = b"" if bodiless else reply.body

@@ -7,7 +7,6 @@ The wire form is JSON text: a JSON body as the client sent it, and anything else
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -57,17 +56,17 @@ async def read_body(request: Request, limit_bytes: int, *, fixed: bool = False) 
 
 async def _read_rest(request: Request, limit_bytes: int, first: bytes, fixed: bool) -> bytes:
     chunks, size = [first], len(first)
-    while True:
-        if size > limit_bytes:
-            raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
+    more = True
+    while more and size <= limit_bytes:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if not message.get("more_body") and size <= limit_bytes:
-            return b"".join(chunks)
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        more = message.get("more_body", False)
+    if size > limit_bytes:
+        raise _too_large(request, limit_bytes, f"has more than {limit_bytes} bytes", fixed)
+    return b"".join(chunks)
 
 
 def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> PayloadTooLarge:
@@ -80,20 +79,13 @@ def _too_large(request: Request, limit_bytes: int, what: str, fixed: bool) -> Pa
 
 
 def require_json(request: Request, hint: str = "Send JSON.") -> None:
-    """Refuse a body that is not JSON by its type; curl sends FORM_TYPE for everything.
-
-    Raises:
-        UnsupportedMedia: it has another type, or is compressed.
-    """
+    """Raise UnsupportedMedia if a body is not JSON by its type, or is compressed."""
+    # curl sends FORM_TYPE for everything.
     require_type(request, lambda kind: kind in ("", FORM_TYPE) or is_json(kind), hint)
 
 
 def require_type(request: Request, known: Callable[[str], bool], hint: str) -> None:
-    """Refuse a body of an unknown type.
-
-    Raises:
-        UnsupportedMedia: it has another type, or is compressed.
-    """
+    """Raise UnsupportedMedia if a body has an unknown type, or is compressed."""
     kind = media_type(request.header(b"content-type").decode("latin-1"))
     if not known(kind):
         raise UnsupportedMedia(f"content type {kind} is not supported here", hint=hint)
@@ -101,11 +93,7 @@ def require_type(request: Request, known: Callable[[str], bool], hint: str) -> N
 
 
 class Payload(NamedTuple):
-    """An input that is too long for its message.
-
-    Attributes:
-        kind: the content type of `body`; "" for JSON text.
-    """
+    """An input that is too long for its message; `kind` is its content type, "" for JSON text."""
 
     body: bytes
     kind: str
@@ -117,10 +105,7 @@ def is_form(content_type: bytes) -> bool:
 
 
 def input_of(
-    body: bytes,
-    content_type: bytes,
-    content_encoding: bytes = b"",
-    inline_limit_bytes: int = sys.maxsize,
+    body: bytes, content_type: bytes, content_encoding: bytes, inline_limit_bytes: int
 ) -> bytes | Payload:
     """Return the wire form of a body that is the input; above the limit, the body itself.
 
@@ -134,8 +119,7 @@ def input_of(
         return inline_or_payload(json_input(body), inline_limit_bytes)
     refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()
-    kind = media_type(given)
-    return typed_input(body, given, kind, inline_limit_bytes)
+    return typed_input(body, given, media_type(given), inline_limit_bytes)
 
 
 def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Payload:
@@ -144,11 +128,7 @@ def inline_or_payload(input_json: bytes, inline_limit_bytes: int) -> bytes | Pay
 
 
 def json_input(body: bytes) -> bytes:
-    """Return a JSON body without surrounding whitespace.
-
-    Raises:
-        InvalidRequest: it is not JSON in UTF-8.
-    """
+    """Return a JSON body without surrounding whitespace; raise InvalidRequest if it is not JSON."""
     body = body.removeprefix(BOM)
     try:
         raw = bytes(_RAW.decode(body))
@@ -172,8 +152,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
 def media_type(content_type: str) -> str:
     """Return the type without its parameters, in lower case; "" if none is given.
 
-    Raises:
-        UnsupportedMedia: it is not a media type.
+    It raises UnsupportedMedia for what is not a media type.
     """
     kind = content_type.partition(";")[0].strip().lower()
     if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
@@ -185,11 +164,7 @@ def media_type(content_type: str) -> str:
 
 
 def refuse_encoding(content_encoding: bytes) -> None:
-    """Refuse a compressed body.
-
-    Raises:
-        UnsupportedMedia: it is compressed.
-    """
+    """Raise UnsupportedMedia if a body is compressed."""
     if content_encoding.strip().lower() not in (b"", b"identity"):
         shown = content_encoding.decode("latin-1")[:64]
         raise UnsupportedMedia(
@@ -200,12 +175,7 @@ def refuse_encoding(content_encoding: bytes) -> None:
 def typed_input(
     body: bytes, content_type: str, kind: str, inline_limit_bytes: int
 ) -> bytes | Payload:
-    """Return the wire form of bytes, as `input_of`; `kind` is the media type of `content_type`.
-
-    Raises:
-        UnsupportedMedia: it is text that is not in UTF-8.
-        InvalidRequest: its type is JSON, but it is not.
-    """
+    """Return the wire form of bytes, as `input_of`; `kind` is the media type of `content_type`."""
     if kind in ("", FORM_TYPE):
         # curl --data-binary sends FORM_TYPE whatever the bytes are.
         kind = content_type = sniff(body)
@@ -220,11 +190,7 @@ def typed_input(
 
 
 def check_charset(content_type: str) -> None:
-    """Refuse text in another character set than UTF-8.
-
-    Raises:
-        UnsupportedMedia: it has another one.
-    """
+    """Raise UnsupportedMedia for text in another character set than UTF-8."""
     charset = _CHARSET.search(content_type)
     if charset and charset.group(1).lower() not in _UTF8:
         raise UnsupportedMedia(
@@ -235,8 +201,7 @@ def check_charset(content_type: str) -> None:
 
 def sniff(body: bytes) -> str:
     """Return the type of bytes without one: by their first bytes, else JSON, text or binary."""
-    image = image_type(body)
-    if image:
+    if image := image_type(body):
         return image
     if not body:
         return BINARY_TYPE
@@ -251,9 +216,6 @@ def sniff(body: bytes) -> str:
     except UnicodeDecodeError:
         return BINARY_TYPE
     return BINARY_TYPE if b"\0" in body else "text/plain"
-
-
-_LF: Final = b"\n"
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
@@ -280,11 +242,11 @@ class LineSplitter:
 
     def feed(self, piece: bytes) -> list[Line]:
         """Return the lines that end in this piece, without blank lines."""
-        *ended, rest = piece.split(_LF)
+        *ended, rest = piece.split(b"\n")
         lines: list[Line] = []
         if ended:
             self._begin(ended[0])
-            lines += self._end()
+            lines += self.finish()
             # The other lines are complete within this piece.
             limit_bytes, number = self._limit_bytes, self._number
             for text in ended[1:]:
@@ -297,10 +259,6 @@ class LineSplitter:
         self._begin(rest)
         return lines
 
-    def finish(self) -> list[Line]:
-        """Return the last line if no line feed ends it."""
-        return self._end()
-
     def _begin(self, text: bytes) -> None:
         self._begun_bytes += len(text)
         if self._begun_bytes > self._limit_bytes:
@@ -308,7 +266,8 @@ class LineSplitter:
         elif text:
             self._begun.append(text)
 
-    def _end(self) -> list[Line]:
+    def finish(self) -> list[Line]:
+        """Return the line that has begun, if it is not blank; at the end no line feed ends it."""
         self._number += 1
         too_long = self._begun_bytes > self._limit_bytes
         text = None if too_long else b"".join(self._begun)

@@ -37,12 +37,7 @@ OUTSIDE_MAX_BYTES: Final = 64 * 1024
 
 
 class PartHead(NamedTuple):
-    """The headers of one part.
-
-    Attributes:
-        filename: "" for none.
-        content_type: as the client sent it; "" for none.
-    """
+    """The headers of one part; "" for those that it has not."""
 
     name: str
     filename: str
@@ -55,8 +50,7 @@ _LET_THE_CLIENT: Final = "Let your HTTP client write this header and the body, a
 class MultipartReader:
     """Parses a form and passes on its parts; `close` it at the end.
 
-    Raises:
-        InvalidRequest: the content type has no boundary.
+    It raises InvalidRequest if the content type has no boundary, or the body is not a form.
     """
 
     def __init__(
@@ -92,11 +86,7 @@ class MultipartReader:
         )
 
     def feed(self, piece: bytes) -> None:
-        """Parse the next piece of the body.
-
-        Raises:
-            InvalidRequest: the body is not a form.
-        """
+        """Parse the next piece of the body."""
         if not self._complete:
             try:
                 self._parser.write(piece)
@@ -162,21 +152,17 @@ class Part(NamedTuple):
 
 
 def read_parts(body: bytes, content_type: str) -> list[Part]:
-    """Return the parts of a form.
-
-    Raises:
-        InvalidRequest: the body is not a form, is incomplete, or has more than MAX_PARTS parts.
-    """
-    heads: list[PartHead] = []
-    bodies: list[list[bytes]] = []
+    """Return the parts of a form; raise InvalidRequest if it is wrong or too long."""
+    parts: list[tuple[PartHead, list[bytes]]] = []
 
     def begin(head: PartHead) -> None:
-        if len(heads) >= MAX_PARTS:
+        if len(parts) >= MAX_PARTS:
             raise InvalidRequest(f"the form has more than {MAX_PARTS} parts", hint="Send fewer.")
-        heads.append(head)
-        bodies.append([])
+        parts.append((head, []))
 
-    reader = MultipartReader(content_type, begin, lambda data: bodies[-1].append(data), _nothing)
+    reader = MultipartReader(
+        content_type, begin, lambda data: parts[-1][1].append(data), lambda: None
+    )
     try:
         reader.feed(body)
     finally:
@@ -184,12 +170,8 @@ def read_parts(body: bytes, content_type: str) -> list[Part]:
     reader.check_complete()
     return [
         Part(head.name, head.content_type, b"".join(pieces), head.filename)
-        for head, pieces in zip(heads, bodies, strict=True)
+        for head, pieces in parts
     ]
-
-
-def _nothing() -> None:
-    pass
 
 
 _PLAIN_TEXT: Final = "text/plain"
@@ -199,8 +181,8 @@ class Form(NamedTuple):
     """What a form gives for a job.
 
     Attributes:
-        input: its input, as of `input_of`.
-        fields: the values of the fields that are parameters, by name.
+        input: as of `input_of`.
+        fields: the values of those that are parameters, by name.
         nested: the input is an object of several parts.
     """
 
@@ -218,9 +200,7 @@ def read_form(
 ) -> Form:
     """Read a form; the parts with the names of `parameters` are these.
 
-    Raises:
-        UnsupportedMedia: its type or encoding, or that of a part, is not supported.
-        InvalidRequest: it cannot be read, or one of its parts cannot be used.
+    It raises UnsupportedMedia for a type or an encoding, also of a part, and InvalidRequest.
     """
     refuse_encoding(content_encoding)
     given = content_type.decode("latin-1").strip()
@@ -244,11 +224,10 @@ def read_form(
     if not parts:
         raise InvalidRequest("the form has no input", hint="Send it as the part `data`.")
     if len(parts) == 1:
-        [part] = parts
+        (part,) = parts
         kind = media_type(part.content_type)
-        return Form(
-            typed_input(part.body, part.content_type, kind, inline_limit_bytes), fields, False
-        )
+        given_input = typed_input(part.body, part.content_type, kind, inline_limit_bytes)
+        return Form(given_input, fields, False)
     return Form(inline_or_payload(_object(parts), inline_limit_bytes), fields, True)
 
 
@@ -268,7 +247,12 @@ def _object(parts: Sequence[Part]) -> bytes:
     """Return the JSON object of several parts; parts of one name are a list."""
     members: dict[str, list[bytes]] = {}
     for part in parts:
-        members.setdefault(part.name, []).append(_json(part))
+        try:
+            value = _value(part)
+        except (InvalidRequest, UnsupportedMedia) as error:
+            what = f"part {part.name[:64]!r} of the form: {error.message}"
+            raise type(error)(what, hint=error.hint) from None
+        members.setdefault(part.name, []).append(value)
     if "" in members:
         raise InvalidRequest(
             "a part of the form has no name", hint="Name each part in its Content-Disposition."
@@ -283,15 +267,6 @@ def _object(parts: Sequence[Part]) -> bytes:
         for name, own in members.items()
     ]
     return b"{%b}" % b",".join(fields)
-
-
-def _json(part: Part) -> bytes:
-    try:
-        return _value(part)
-    except (InvalidRequest, UnsupportedMedia) as error:
-        raise type(error)(
-            f"part {part.name[:64]!r} of the form: {error.message}", hint=error.hint
-        ) from None
 
 
 def _value(part: Part) -> bytes:

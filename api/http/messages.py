@@ -58,16 +58,16 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class StreamingReply(NamedTuple):
-    """An answer whose body is produced while it is sent.
-
-    Attributes:
-        run: writes the body. After it has begun, an error can only close the connection.
-    """
+    """An answer whose body `run` writes; an error of it can only close the connection."""
 
     status: int
     run: Callable[[Write], Awaitable[None]]
     content_type: bytes
     headers: tuple[Header, ...] = ()
+
+
+async def write_nothing(_: Write) -> None:
+    """Write no body: the answer to HEAD."""
 
 
 class Delegated(NamedTuple):
@@ -101,7 +101,6 @@ class Request:
     """One request.
 
     Attributes:
-        method: in capitals.
         path: decoded.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
@@ -138,11 +137,7 @@ class Request:
     def query(
         self, known: frozenset[str] = frozenset(), *, ignore_unknown: bool = False
     ) -> dict[str, str]:
-        """Return the query's parameters.
-
-        Raises:
-            InvalidRequest: a name is not among the known ones, or is given twice.
-        """
+        """Return the query's parameters; raise InvalidRequest for an unknown or a repeated name."""
         if not self.query_string:
             return {}
         try:
@@ -207,7 +202,8 @@ class HangUp:
         self._watcher.cancel()
 
     async def _watch(self) -> None:
-        await hung_up(self._receive)
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
         self.gone = True
         self.end_waits()
         self._then()
@@ -220,12 +216,6 @@ class HangUp:
     def end_waits(self) -> None:
         """Let all that `receive` end as if the client had hung up."""
         self._over.set()
-
-
-async def hung_up(receive: Receive) -> None:
-    """Wait until the client hangs up; use `HangUp`."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 _ONE_RANGE: Final = re.compile(rb"bytes[ \t]*=[ \t]*(\d{0,19})[ \t]*-[ \t]*(\d{0,19})[ \t]*")

@@ -49,32 +49,26 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
-    """Return an error as the answer to a request for `path`; `members` extend the problem.
+    """Return an error, without its traceback, as the answer to a request for `path`.
 
-    The error loses its traceback.
+    `members` extend the problem.
     """
     drop_tracebacks(error)
     if isinstance(error, InvalidInput):
         members["errors"] = error.errors
-    return _reply(
-        error.status, error.code, error.title, error.message, path,
-        error_headers(error), error.hint, members,
-    )  # fmt: skip
+    if error.hint:
+        members = {"remedy": error.hint, **members}
+    headers = error_headers(error)
+    return _reply(error.status, error.code, error.title, error.message, path, members, headers)
 
 
-def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool = True) -> Reply:
+def job_problem(job: Job, failure: JobFailure, path: str, *, with_traceback: bool) -> Reply:
     """Return the failure of a job as the answer to a request for its result."""
     title = BY_CODE.get(failure.type, HeadraceError).title
     members: dict[str, Any] = {"retryable": failure.retryable, "job": job.id}
     if with_traceback and (text := job.traceback):
         members["traceback"] = text
-    return _reply(failure.status, failure.type, title, failure.message, path, (), "", members)
-
-
-def unexpected(error: Exception, path: str) -> Reply:
-    """Log an unexpected error; return the problem with its id."""
-    failure, error_id = internal_error(error, path)
-    return problem(failure, path, id=error_id)
+    return _reply(failure.status, failure.type, title, failure.message, path, members)
 
 
 def internal_error(error: Exception, path: str) -> tuple[InternalError, str]:
@@ -104,11 +98,7 @@ class ProblemType(msgspec.Struct):
 
 
 def explain(code: str) -> ProblemType:
-    """Return the meaning of a problem type.
-
-    Raises:
-        PathNotFound: the type is unknown.
-    """
+    """Return the meaning of a problem type; raise PathNotFound if it is unknown."""
     cls = PROBLEMS.get(code)
     if cls is None:
         raise PathNotFound(f"unknown problem type {code[:64]!r}", hint="See docs/api.md.")
@@ -132,9 +122,8 @@ def _reply(
     title: str,
     detail: str,
     path: str,
-    headers: tuple[Header, ...],
-    remedy: str,
     members: dict[str, Any],
+    headers: tuple[Header, ...] = (),
 ) -> Reply:
     document = {
         "type": TYPE_PREFIX + code,
@@ -142,7 +131,6 @@ def _reply(
         "status": status,
         "detail": detail,
         "instance": path,
-        **({"remedy": remedy} if remedy else {}),
         **members,
     }
     return Reply(status, msgspec.json.encode(document), PROBLEM_TYPE, headers)

@@ -87,8 +87,7 @@ class SendBuffer:
     async def put(self, data: bytes, stalled_s: float | None = None) -> None:
         """Add bytes; wait until there is room for them.
 
-        Raises:
-            TimeoutError: there is no room, and nothing was taken for `stalled_s` seconds.
+        It raises TimeoutError if nothing was taken for `stalled_s` seconds.
         """
         while not self._keep(data):
             self._drained.clear()

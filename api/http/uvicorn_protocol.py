@@ -16,7 +16,6 @@ import logging
 import os
 import resource
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import httptools
@@ -51,25 +50,10 @@ _FRAMING: Final = frozenset({b"expect", b"transfer-encoding"})
 logger = logging.getLogger("api")
 
 
-@dataclass(frozen=True, slots=True)
-class RequestLimits:
-    """The limits of a request before an endpoint reads it.
-
-    Attributes:
-        header_bytes: the most bytes of its line and headers.
-        header_count: the most headers.
-        timeout_s: seconds for the whole head, and for progress of the body and of the answer.
-    """
-
-    header_bytes: int
-    header_count: int
-    timeout_s: float
-
-
 class Protocol(HttpToolsProtocol):
-    """One HTTP connection; `protocol_with` sets its limits."""
+    """One HTTP connection; the settings have its limits."""
 
-    limits: ClassVar[RequestLimits]
+    settings: ClassVar[Settings]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -107,12 +91,12 @@ class Protocol(HttpToolsProtocol):
         self._read_bytes = size = len(data)
         self._received += size
         self._overhead_bytes += size
-        limits = self.limits
+        limits = self.settings
         try:
-            if self._overhead_bytes > limits.header_bytes + READ_MAX_BYTES:
+            if self._overhead_bytes > limits.header_limit_bytes + READ_MAX_BYTES:
                 raise _too_large(limits, "is longer" if self._in_head else "has long trailers")
             self.parser.feed_data(data)
-            if self._in_head and len(self.headers) > limits.header_count:
+            if self._in_head and len(self.headers) > limits.header_limit_count:
                 raise _too_large(limits, "has too many headers")
         except httptools.HttpParserUpgrade as upgrade:
             end = upgrade.args[0]
@@ -167,14 +151,14 @@ class Protocol(HttpToolsProtocol):
 
     @override
     def on_headers_complete(self) -> None:
-        limits = self.limits
+        limits = self.settings
         count = len(self.headers)
-        if count > limits.header_count:
+        if count > limits.header_limit_count:
             raise _too_large(limits, f"has {count} headers")
         # The bytes may include a body, so the head is measured only above the limit.
-        if self._begin_bytes + self._overhead_bytes > limits.header_bytes:
+        if self._begin_bytes + self._overhead_bytes > limits.header_limit_bytes:
             size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
-            if size > limits.header_bytes:
+            if size > limits.header_limit_bytes:
                 raise _too_large(limits, f"has {size} bytes")
         if self.pipeline and len(self.pipeline) >= PIPELINE_MAX:
             raise InvalidRequest("too many requests wait on this connection")
@@ -198,14 +182,15 @@ class Protocol(HttpToolsProtocol):
             self._keep_http_1_0(self.cycle)
 
     def _check_head(self, version: str) -> None:
-        """Refuse what a proxy in front may read in another way.
+        """Refuse other versions than HTTP/1.1 and 1.0, and other than one `Host` (RFC 9112, 3.2).
 
-        Raises:
-            InvalidRequest: it is not HTTP/1.1 or 1.0, or has not one `Host` (RFC 9112, 3.2).
+        A proxy in front may read these in another way.
         """
-        if version != "1.1" and (version != "1.0" or self._is_coded()):
+        names = [name for name, _ in self.headers]
+        # A proxy of HTTP/1.0 ignores a transfer coding.
+        if version != "1.1" and (version != "1.0" or b"transfer-encoding" in names):
             raise _invalid()
-        hosts = sum(name == b"host" for name, _ in self.headers)
+        hosts = names.count(b"host")
         if hosts > 1 or (not hosts and version == "1.1"):
             count = "several Host headers" if hosts else "no Host header"
             raise InvalidRequest(f"the request has {count}", hint="Send one Host header.")
@@ -228,10 +213,6 @@ class Protocol(HttpToolsProtocol):
             await send(message)
 
         cycle.send = kept
-
-    def _is_coded(self) -> bool:
-        """Return whether there is a transfer coding; a proxy of HTTP/1.0 ignores it."""
-        return any(name == b"transfer-encoding" for name, _ in self.headers)
 
     @override
     def on_body(self, body: bytes) -> None:
@@ -266,15 +247,16 @@ class Protocol(HttpToolsProtocol):
     def check(self, now: float) -> None:
         """End what makes no progress: a request, an answer, or an idle connection.
 
-        Args:
-            now: a time in seconds; it is called about once a second.
+        It is called about once a second, with the time in seconds.
         """
         progress = self._awaited()
         if progress is None or progress != self._progress:
             self._progress, self._progress_at = progress or (), now
             return
         awaited = progress[0]
-        limit_s = self.timeout_keep_alive if awaited == _NEXT_REQUEST else self.limits.timeout_s
+        limit_s = (
+            self.timeout_keep_alive if awaited == _NEXT_REQUEST else self.settings.request_timeout_s
+        )
         if now - self._progress_at < limit_s:
             return
         self._progress = ()
@@ -282,7 +264,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.abort()
         elif awaited == _REQUEST and self._requests:
             what = "its headers have" if self._in_head else "more of its body has"
-            self._refuse(_timed_out(self.limits, what))
+            self._refuse(_timed_out(self.settings, what))
         else:
             self.transport.close()
 
@@ -370,10 +352,7 @@ def write_whole(
 
 def protocol_with(settings: Settings) -> type[Protocol]:
     """Return the protocol class with the limits of the settings."""
-    limits = RequestLimits(
-        settings.header_limit_bytes, settings.header_limit_count, settings.request_timeout_s
-    )
-    return type("Protocol", (Protocol,), {"limits": limits})
+    return type("Protocol", (Protocol,), {"settings": settings})
 
 
 async def watch(connections: Iterable[Any], timeout_s: float) -> None:
@@ -408,10 +387,10 @@ def _descriptor_left() -> bool:
     return True
 
 
-def _too_large(limits: RequestLimits, what: str) -> HeaderTooLarge:
+def _too_large(limits: Settings, what: str) -> HeaderTooLarge:
     return HeaderTooLarge(
-        f"the request {what}; the limit of its head is {limits.header_bytes} bytes and "
-        f"{limits.header_count} headers",
+        f"the request {what}; the limit of its head is {limits.header_limit_bytes} bytes and "
+        f"{limits.header_limit_count} headers",
         hint="Shorten the address or the headers, for example cookies.",
     )
 
@@ -422,9 +401,9 @@ def _invalid() -> InvalidRequest:
     )
 
 
-def _timed_out(limits: RequestLimits, what: str) -> RequestTimeout:
+def _timed_out(limits: Settings, what: str) -> RequestTimeout:
     return RequestTimeout(
-        f"the request is incomplete: {what} not arrived within {limits.timeout_s:g} s",
+        f"the request is incomplete: {what} not arrived within {limits.request_timeout_s:g} s",
         hint="Send it faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
     )
 

@@ -62,10 +62,8 @@ class RequestObserver(Protocol):
 class Counters:
     """Jobs admitted, submits refused and requests answered since the last `take`.
 
-    Plain numbers without a lock, as everything happens on one event loop.
-
-    Attributes:
-        observers: those of extensions.
+    Plain numbers without a lock, as everything happens on one event loop. `observers` are those of
+    extensions.
     """
 
     def __init__(self) -> None:
@@ -85,9 +83,9 @@ class Counters:
         """Count a copy for a shadow version that has no pair."""
         self._counts[model, shadow_field(version, result)] += 1
 
-    def refused(self, model: str, reason: str, count: int = 1) -> None:
-        """Count submits that were refused with the error of this code."""
-        self._counts[model, f"{REJECTED}:{reason}"] += count
+    def refused(self, model: str, reason: str) -> None:
+        """Count a submit that was refused with the error of this code."""
+        self._counts[model, f"{REJECTED}:{reason}"] += 1
 
     def answered(self, route: str, method: str, status: int) -> None:
         """Count an answered request; `route` is the template of its path, never the path."""
@@ -169,11 +167,7 @@ class CounterReporter(BackgroundReporter):
     async def report(self, commands: bytes = b"", count: int = 0) -> list[Any]:
         """Report the counts, and send `count` packed commands after them in the same write.
 
-        Returns:
-            The replies to `commands`.
-
-        Raises:
-            redis.exceptions.RedisError: Redis does not answer; the counts are kept.
+        It returns the replies to these, or raises a RedisError and keeps the counts.
         """
         before = self._failure
         # One at a time: an older number of waiting requests must not overwrite a newer one.

@@ -6,7 +6,6 @@ the models file, from the error codes and operations of the API, or from the hos
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Final, Literal, NamedTuple
 
 from headrace.errors import QueueFull
@@ -40,16 +39,26 @@ _DEVICE = ("host", "device")
 _PLACE = ("model", "version", "priority")
 
 
+#: All metrics.
+FAMILIES: Final[list[Family]] = []
+
+
+def _family(name: str, kind: Kind, text: str, labels: tuple[str, ...] = _MODEL) -> Family:
+    family = Family(f"headrace_{name}", kind, text, labels)
+    FAMILIES.append(family)
+    return family
+
+
 def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
-    return Family(f"headrace_{name}", "gauge", text, labels)
+    return _family(name, "gauge", text, labels)
 
 
 def _counter(name: str, text: str, labels: tuple[str, ...] = _MODEL) -> Family:
-    return Family(f"headrace_{name}", "counter", text, labels)
+    return _family(name, "counter", text, labels)
 
 
 def _histogram(name: str, text: str) -> Family:
-    return Family(f"headrace_{name}", "histogram", text, _MODEL)
+    return _family(name, "histogram", text)
 
 
 BROKER_UP: Final = _gauge("broker_up", "1 if Redis answered this scrape, else 0.")
@@ -213,8 +222,8 @@ MODEL_MEMORY: Final = _gauge(
     "Resident memory of a model's processes in one worker.",
     ("model", "worker"),
 )
-LOAD_S: Final = Family(
-    "headrace_model_load_seconds", "summary", "Time to load and warm up a model process.", _MODEL
+LOAD_S: Final = _family(
+    "model_load_seconds", "summary", "Time to load and warm up a model process."
 )
 
 REQUESTS: Final = _counter(
@@ -258,21 +267,4 @@ DEVICE: Final = _gauge(
     "device_info",
     "1, with the name and UUID of a worker's GPU.",
     ("host", "device", "name", "uuid"),
-)
-
-FAMILIES: Final = (
-    *(value for value in list(globals().values()) if isinstance(value, Family)),
-    *chain.from_iterable(
-        table.values()
-        for table in (
-            COUNTED,
-            HISTOGRAMS,
-            GENERATION_HISTOGRAMS,
-            GENERATION_COUNTED,
-            GENERATION,
-            HOST,
-            DEVICES,
-        )
-    ),
-    *(family for family, _ in LABELLED.values()),
 )

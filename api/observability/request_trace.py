@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from api.http.messages import REQUEST_ID, Message, Request, Scope, Send
 from headrace.jobs.trace_context import Trace, trace_in
 from headrace.observability import logs
-from headrace.observability.tracing import Tracing, context_of, trace_of, tracing
+from headrace.observability.tracing import Tracing, context_of, trace_of
 from headrace.schema.serialization import JOBS_PATH
 
 #: The status in the log if the client closed the connection before the answer.
 CLIENT_GONE: Final = 499
 _JOBS_PATH: Final = JOBS_PATH.encode()
-_JOB_ROUTE: Final = "/api/v1/jobs/{job_id}"
 
 
 class RequestTrace:
@@ -25,11 +24,11 @@ class RequestTrace:
     Attributes:
         id: the request id; empty for none.
         template: the template of its path; empty for an unknown path.
-        request: the request as its operation receives it; None until it is routed.
+        request: None until it is routed.
         job: the job that the request creates, or that its path names.
         status: the answer's status; CLIENT_GONE until the answer begins.
         size: the bytes of the answer's body so far.
-        began: `time.perf_counter()` at its beginning.
+        began: in seconds of `time.perf_counter()`.
     """
 
     __slots__ = ("_send", "began", "id", "job", "request", "scope", "size", "status", "template")
@@ -48,7 +47,7 @@ class RequestTrace:
     def routed(self, template: str, parameter: str, request: Request) -> None:
         """Add the template of the path and the value of its first parameter."""
         self.template, self.request = template, request
-        if template.startswith(_JOB_ROUTE):
+        if template.startswith("/api/v1/jobs/{job_id}"):
             self.job = parameter
 
     async def send(self, message: Message) -> None:
@@ -64,16 +63,6 @@ class RequestTrace:
         elif message["type"] == "http.response.body":
             self.size += len(message.get("body", b""))
         await self._send(message)
-
-
-#: From this status on the server failed, not the client.
-_SERVER_ERROR: Final = 500
-
-
-def api_spans(environ: Mapping[str, str]) -> ApiSpans | None:
-    """Return the spans of this process; None if tracing is off."""
-    enabled = tracing("api", environ)
-    return ApiSpans(enabled) if enabled is not None else None
 
 
 class ApiSpans:
@@ -111,7 +100,7 @@ class ApiSpans:
                 span.set_attribute("http.route", route)
             span.set_attribute("http.response.status_code", trace.status)
             span.set_attribute("http.response.body.size", trace.size)
-            if trace.status >= _SERVER_ERROR:
+            if trace.status >= 500:  # the server failed, not the client
                 span.set_attribute("error.type", str(trace.status))
                 span.set_status(StatusCode.ERROR)
             span.end()

@@ -1,8 +1,6 @@
 """The description of the API (OpenAPI 3.1), from the table of operations and the types in it.
 
 A server's own description also has the models that declare their inputs (models.py).
-
-A test compares it with the table; another lets a tool (schemathesis) call the server by it.
 """
 
 from __future__ import annotations
@@ -116,11 +114,36 @@ _LINKS: Final = {
 }
 
 
-def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]:
-    """Return the whole description.
+_REQUIRED: Final = {"in": "header", "required": True, "schema": STRING}
+#: The message as a receiver has to accept it.
+_WEBHOOKS: Final[dict[str, Any]] = {
+    "job": {
+        "post": {
+            "operationId": "receive_webhook",
+            "summary": "A job has begun or ended",
+            "description": "Sent to the `webhook` of a submit, signed by the Standard Webhooks "
+            "scheme. Any 2xx is success; it may arrive more than once, with the same id.",
+            "parameters": [
+                {**_REQUIRED, "name": "webhook-id", "description": "The same for each attempt."},
+                {**_REQUIRED, "name": "webhook-timestamp", "description": "Seconds since 1970."},
+                {**_REQUIRED, "name": "webhook-signature", "description": "`v1,` and base64."},
+            ],
+            "requestBody": {
+                "required": True,
+                "content": {JSON_TYPE: {"schema": ref("WebhookEvent")}},
+            },
+            "responses": {
+                "2XX": {"description": "It was received."},
+                "410": {"description": "The receiver wants no more: it is not sent again."},
+                "default": {"description": "It is retried for a day."},
+            },
+        }
+    }
+}
 
-    `models` are those whose declared inputs and outputs it has; the recorded one has none.
-    """
+
+def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]:
+    """Return the whole description, with the declared inputs and outputs of `models`."""
     described = {
         "openapi": "3.1.0",
         "info": {
@@ -131,7 +154,7 @@ def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": _paths(),
-        "webhooks": webhooks(),
+        "webhooks": _WEBHOOKS,
         "components": {
             "securitySchemes": _SCHEMES,
             "schemas": {**SCHEMAS, **problem_schemas()},
@@ -143,7 +166,6 @@ def document(version: str, models: Iterable[ModelConfig] = ()) -> dict[str, Any]
 
 
 def _paths() -> dict[str, Any]:
-    """Return the operations of the table by path and method."""
     paths: dict[str, Any] = {}
     for operation in operations():
         if not operation.name:
@@ -253,35 +275,6 @@ def _answer(status: int, answer: Success) -> dict[str, Any]:
 def _answer_header(header: Header) -> dict[str, Any]:
     found = {"schema": header.schema}
     return {**found, "description": header.description} if header.description else found
-
-
-def webhooks() -> dict[str, Any]:
-    """Return the message as a receiver has to accept it."""
-    header = {"in": "header", "required": True, "schema": STRING}
-    return {
-        "job": {
-            "post": {
-                "operationId": "receive_webhook",
-                "summary": "A job has begun or ended",
-                "description": "Sent to the `webhook` of a submit, signed by the Standard Webhooks "
-                "scheme. Any 2xx is success; it may arrive more than once, with the same id.",
-                "parameters": [
-                    {**header, "name": "webhook-id", "description": "The same for each attempt."},
-                    {**header, "name": "webhook-timestamp", "description": "Seconds since 1970."},
-                    {**header, "name": "webhook-signature", "description": "`v1,` and base64."},
-                ],
-                "requestBody": {
-                    "required": True,
-                    "content": {JSON_TYPE: {"schema": ref("WebhookEvent")}},
-                },
-                "responses": {
-                    "2XX": {"description": "It was received."},
-                    "410": {"description": "The receiver wants no more: it is not sent again."},
-                    "default": {"description": "It is retried for a day."},
-                },
-            }
-        }
-    }
 
 
 def written(description: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from msgspec import UNSET
 from api.http.bodies import MULTIPART_TYPE
 from api.openapi.schemas import ref
 from api.routes.media import BINARY, QUEUED_JOB, STRING, SUCCEEDED_JOB, Schema
-from headrace.config.inputs.input_schema import TYPES, InputSection, OutputSection
+from headrace.config.inputs.input_schema import TYPES, InputSection
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.values.media_types import JSON_TYPE
 
@@ -27,11 +27,8 @@ TAG: Final = {
 }
 #: The path that is shown once for each model.
 PATH: Final = "/api/v1/models/{model}/jobs"
-#: The parameters that are shown with a model.
-_SHOWN: Final = frozenset({"wait"})
 #: Below these, a `$ref` is data of a schema's author and no reference.
 _DATA: Final = frozenset({"const", "enum", "default", "example", "examples"})
-_COMPONENT: Final = "#/components/schemas/"
 
 
 def add_models(
@@ -39,9 +36,7 @@ def add_models(
 ) -> dict[str, Any]:
     """Return a description with a path for each model that declares something about its jobs.
 
-    Args:
-        document: the description of the table, which is not changed.
-        operation: describes a submit of an input to a path.
+    `operation` describes a submit of an input to a path.
     """
     declared = [
         model
@@ -71,7 +66,7 @@ def _submit(model: ModelConfig, operation: Schema) -> Schema:
     found["description"] = (
         f"Version {model.version}. The body is the input. It takes the parameters of `{PATH}` too."
     )
-    found["parameters"] = [one for one in found["parameters"] if one["name"] in _SHOWN]
+    found["parameters"] = [one for one in found["parameters"] if one["name"] == "wait"]
     found["parameters"] += _parameters(model)
     found["tags"] = [TAG["name"]]
     if model.inputs is not None:
@@ -82,8 +77,11 @@ def _submit(model: ModelConfig, operation: Schema) -> Schema:
     ended = answers["200"]["content"][JSON_TYPE]
     ended["example"] = {**SUCCEEDED_JOB, **own}
     del ended["example"]["result"]
-    if model.outputs is not None:
-        _describe_result(model, model.outputs, ended)
+    if (outputs := model.outputs) is not None:
+        result = {} if outputs.json_schema is None else ref(_name(model, "output"))
+        ended["schema"] = {"allOf": [ended["schema"], {"properties": {"result": result}}]}
+        if outputs.example is not UNSET:
+            ended["example"]["result"] = outputs.example
     return found
 
 
@@ -145,13 +143,6 @@ def _is_text(field: Any) -> bool:
     return "string" in ([kinds] if isinstance(kinds, str) else kinds)
 
 
-def _describe_result(model: ModelConfig, outputs: OutputSection, media: Schema) -> None:
-    result = {} if outputs.json_schema is None else ref(_name(model, "output"))
-    media["schema"] = {"allOf": [media["schema"], {"properties": {"result": result}}]}
-    if outputs.example is not UNSET:
-        media["example"]["result"] = outputs.example
-
-
 def _schemas(model: ModelConfig) -> dict[str, Schema]:
     found = {}
     for section, what in ((model.inputs, "input"), (model.outputs, "output")):
@@ -179,7 +170,7 @@ def _moved(schema: Schema, name: str) -> Schema:
         found = {key: one if key in _DATA else moved(one) for key, one in value.items()}
         target = found.get("$ref")
         if isinstance(target, str) and (target == "#" or target.startswith("#/")):
-            found["$ref"] = f"{_COMPONENT}{name}{target[1:]}"
+            found["$ref"] = f"{ref(name)['$ref']}{target[1:]}"
         return found
 
     result: Schema = moved(schema)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from api.auth.authenticator import Needs
 from api.http.messages import Request
@@ -11,21 +10,15 @@ from api.services import Services
 from headrace.access.api_key import Scope
 from headrace.errors import Forbidden, HeadraceError
 
-#: Methods that change nothing.
-_SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-
 
 def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
-    """Refuse a change by a web page of another origin.
+    """Raise Forbidden for a change by a web page whose origin is neither ours nor in `allowed`.
 
     Any page can send a POST to its reader's machine, and can purge a queue without the answer. The
     browser sends the page's origin.
-
-    Raises:
-        Forbidden: the page's origin is neither this server's nor in `allowed`.
     """
     origin = request.header(b"origin").decode("latin-1")
-    if request.method in _SAFE or origin in allowed:
+    if request.method in ("GET", "HEAD", "OPTIONS") or origin in allowed:
         return
     if origin.partition("://")[2] != request.header(b"host").decode("latin-1"):
         raise Forbidden(
@@ -35,14 +28,7 @@ def refuse_foreign_page(request: Request, allowed: Sequence[str]) -> None:
 
 
 async def admit(services: Services, request: Request, needs: Needs | None) -> None:
-    """Refuse a request that may not use an operation.
-
-    Args:
-        needs: what the operation requires; None for an unknown path.
-
-    Raises:
-        HeadraceError: the request has no valid API key or token, or comes from a foreign page.
-    """
+    """Raise an error if a request may not use an operation; `needs` is None for an unknown path."""
     if services.authenticator is not None:
         await services.authenticator.admit(request, needs)
         return

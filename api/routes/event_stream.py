@@ -22,6 +22,7 @@ from api.http.messages import (
     Request,
     StreamingReply,
     Write,
+    write_nothing,
 )
 from api.services import Services
 from headrace.jobs.values.encoding import without_line_ends
@@ -30,17 +31,15 @@ from headrace.jobs.values.encoding import without_line_ends
 HEARTBEAT_S: Final = 15.0
 #: Seconds after which a client that reads nothing is disconnected.
 STALLED_S: Final = 60.0
-#: Milliseconds for which a client waits before it reconnects.
-RETRY_MS: Final = 1000
 #: A comment, which keeps an otherwise silent connection open.
 HEARTBEAT: Final = b":\n\n"
-HEAD: Final = b"retry: %d\n\n" % RETRY_MS
+#: Milliseconds for which a client waits before it reconnects.
+HEAD: Final = b"retry: 1000\n\n"
 
 EVENT_STREAM: Final = b"text/event-stream"
 _LINES: Final = re.compile(rb"\r\n|\r|\n")
-#: Without it nginx buffers the answer.
-_UNBUFFERED: Final[Header] = (b"x-accel-buffering", b"no")
-STREAM_HEADERS: Final = (NO_STORE, _UNBUFFERED)
+#: Without the second one nginx buffers the answer.
+STREAM_HEADERS: Final = (NO_STORE, (b"x-accel-buffering", b"no"))
 
 Event = TypeVar("Event")
 Event_co = TypeVar("Event_co", covariant=True)
@@ -86,7 +85,7 @@ class EventStream(Generic[Event]):
     """One stream.
 
     Args:
-        source: the source, while it is entered. The stream enters it when it begins.
+        source: the stream enters it when it begins.
         receive: receives the hang-up, for a request with several streams.
         most_s: the seconds after which it ends.
     """
@@ -116,23 +115,15 @@ class EventStream(Generic[Event]):
         return StreamingReply(200, self._send, content_type, (*STREAM_HEADERS, *headers))
 
     async def begin(self) -> Sequence[Event] | None:
-        """Wait for the first events, which `run` writes.
+        """Wait for the first events, which `run` writes; raise ClientGone if the client hangs up.
 
-        Returns:
-            No events after a silence; None if there will be none.
-
-        Raises:
-            ClientGone: the client hung up.
+        It returns no events after a silence, and None if there will be none.
         """
         self._first = await anext(self._following, None)
         return self._first
 
     async def run(self, write: Write) -> None:
-        """Write the events to their end.
-
-        Raises:
-            ClientGone: the client hung up, or reads nothing.
-        """
+        """Write all events; raise ClientGone if the client hangs up, or reads nothing."""
         writer = self._writer
         await put(write, writer.head)
         if self._first:
@@ -182,22 +173,35 @@ class EventStream(Generic[Event]):
         return authenticator is None or await authenticator.still_admits(self._caller)
 
 
-def take_stream(services: Services, request: Request, count: int = 1) -> None:
-    """Count streams of a request; `stream_limit.leave` is due for them.
+def stream_events(
+    services: Services,
+    request: Request,
+    source: AbstractContextManager[Source[Event]],
+    writer: Writer[Event],
+    content_type: bytes = EVENT_STREAM,
+) -> StreamingReply:
+    """Return the answer to a request for a stream; `HEAD` begins none.
 
-    Raises:
-        TooManyStreams: a limit would be exceeded.
+    It raises TooManyStreams if a limit would be exceeded.
+    """
+    if request.method == "HEAD":
+        return StreamingReply(200, write_nothing, content_type, STREAM_HEADERS)
+    take_stream(services, request)
+    most_s = services.settings.event_stream_max_s
+    return EventStream(services, request, source, writer, most_s=most_s).reply(content_type)
+
+
+def take_stream(services: Services, request: Request, count: int = 1) -> None:
+    """Count streams of a request, for which `stream_limit.leave` is due.
+
+    It raises TooManyStreams if a limit would be exceeded.
     """
     keyed = services.authenticator is not None
     services.stream_limit.take(request.caller.key_id, keyed=keyed, count=count)
 
 
 async def put(write: Write, data: bytes) -> None:
-    """Write, for at most STALLED_S seconds.
-
-    Raises:
-        ClientGone: the client has read nothing for that long.
-    """
+    """Write; raise ClientGone if the client has read nothing for STALLED_S seconds."""
     try:
         async with asyncio.timeout(STALLED_S):
             await write(data)

@@ -129,9 +129,7 @@ IDEMPOTENCY_KEY: Final = Header(
     {"type": "string", "pattern": KEY},
 )
 RANGE: Final = Header("Range", "One range of bytes, such as bytes=0-99.")
-IF_MATCH: Final = Header(
-    "If-Match", "Change it only if the model still has this generation.", {"type": "string"}
-)
+IF_MATCH: Final = Header("If-Match", "Change it only if the model still has this generation.")
 IF_RANGE: Final = Header("If-Range", "Apply the range only if the output has this ETag.")
 LAST_EVENT_ID: Final = Header(
     "Last-Event-ID",
@@ -182,16 +180,10 @@ _OUTPUT_HEADERS: Final = (
     Header("Accept-Ranges", schema={"const": "bytes"}),
     Header("ETag", "For If-Range."),
 )
+_CONTENT_RANGE: Final = Header("Content-Range", schema={"type": "string", "pattern": "^bytes "})
 RESULT: Final[Mapping[int, Success]] = {
     200: Success("The output, with the content type of its handler.", _OUTPUT, _OUTPUT_HEADERS),
-    206: Success(
-        "The requested range of the output.",
-        _OUTPUT,
-        (
-            *_OUTPUT_HEADERS,
-            Header("Content-Range", schema={"type": "string", "pattern": "^bytes "}),
-        ),
-    ),
+    206: Success("The requested range of the output.", _OUTPUT, (*_OUTPUT_HEADERS, _CONTENT_RANGE)),
     202: JOB[202],
     204: Success("A Celery client submitted it with `ignore_result`."),
 }

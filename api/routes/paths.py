@@ -38,25 +38,25 @@ class Routes(NamedTuple, Generic[_Row]):
 
 
 class _Node(Generic[_Row]):
-    """One segment in the tree of all paths.
+    """A place in the tree of all paths: the beginning that several of them share.
 
     Attributes:
-        parameter: the next segment if it may be any text.
-        may_be_empty: this text may be empty.
-        routes: the operations whose path ends here; None for none.
+        fixed: the places behind this one, by their segment.
+        parameter: the place behind a segment of any text, which is a parameter.
+        may_be_empty: this parameter may be "".
+        routes: the rows whose path ends here; None for none.
     """
 
-    __slots__ = ("literals", "may_be_empty", "parameter", "routes")
+    __slots__ = ("fixed", "may_be_empty", "parameter", "routes")
 
     def __init__(self) -> None:
-        self.literals: dict[str, _Node[_Row]] = {}
+        self.fixed: dict[str, _Node[_Row]] = {}
         self.parameter: _Node[_Row] | None = None
         self.may_be_empty = False
         self.routes: Routes[_Row] | None = None
 
     def inherit(self) -> None:
-        """Let every literal segment also be a value of the parameter at its level."""
-        for child in self.literals.values():
+        for child in self.fixed.values():
             if self.parameter is not None:
                 child.add(self.parameter)
             child.inherit()
@@ -64,36 +64,30 @@ class _Node(Generic[_Row]):
             self.parameter.inherit()
 
     def add(self, other: _Node[_Row]) -> None:
-        """Add the routes below another node; the routes of this node take precedence."""
+        """Add the rows behind another place; the rows of this one take precedence."""
         if other.routes is not None:
             own = self.routes or other.routes
             self.routes = Routes(own.label, {**other.routes.by_method, **own.by_method})
-        for text, child in other.literals.items():
-            if text in self.literals:
-                self.literals[text].add(child)
+        for text, child in other.fixed.items():
+            if text in self.fixed:
+                self.fixed[text].add(child)
             else:
-                self.literals[text] = child
+                self.fixed[text] = child
         if self.parameter is None:
             self.parameter, self.may_be_empty = other.parameter, other.may_be_empty
 
 
 class Paths(Generic[_Row]):
-    """The rows of a table, by path and method.
-
-    Args:
-        may_be_empty: the names of the parameters whose text may be empty.
-    """
+    """The rows of a table, by path and method; `may_be_empty` names parameters that may be ""."""
 
     def __init__(self, may_be_empty: Collection[str]) -> None:
         self._may_be_empty = may_be_empty
         self._root: _Node[_Row] = _Node()
 
     def add(self, method: str, path: str, row: _Row, label: str = "") -> None:
-        """Add a row.
+        """Add a row; the template is its label, unless it has another one.
 
-        Args:
-            path: a template; `{name}` is one segment, and `{name:path}` is the rest.
-            label: in place of the template.
+        In a template `{name}` is one segment, and `{name:path}` is the rest.
         """
         node, positions, rest = self._insert(path)
         route = Route(row, label or path, tuple(positions), rest)
@@ -102,18 +96,18 @@ class Paths(Generic[_Row]):
         node.routes.by_method[method] = route
 
     def reserve(self, path: str) -> None:
-        """Let a path without rows be unknown, although the parameter of another one fits it."""
+        """Let a path be unknown, although it fits a template with a parameter."""
         self._insert(path)
 
     def inherit(self) -> None:
-        """Let every literal segment also be a value of the parameter at its level."""
+        """Let each fixed segment be a value of a parameter at its place too, after the last row."""
         self._root.inherit()
 
     def find(self, segments: Sequence[str]) -> Routes[_Row] | None:
         """Return the rows of a path, given its segments; None for an unknown path."""
         node = self._root
         for segment in segments:
-            following = node.literals.get(segment)
+            following = node.fixed.get(segment)
             if following is None and (segment or node.may_be_empty):
                 following = node.parameter
             if following is None:
@@ -127,7 +121,7 @@ class Paths(Generic[_Row]):
         for position, segment in enumerate(path.split("/")):
             parameter = _PARAMETER.fullmatch(segment)
             if parameter is None:
-                node = node.literals.setdefault(segment, _Node())
+                node = node.fixed.setdefault(segment, _Node())
                 continue
             following = node.parameter or _Node()
             node.parameter = following

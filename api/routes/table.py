@@ -15,16 +15,7 @@ from api.auth.authenticator import Needs, Open
 from api.http.messages import Answer
 from api.http.problems import ProblemType
 from api.routes import media
-from api.routes.admin import (
-    dead_letters,
-    models,
-    profiles,
-    queues,
-    registry,
-    registry_events,
-    registry_log,
-    runs,
-)
+from api.routes.admin import dead_letters, models, profiles, queues, registry, registry_log, runs
 from api.routes.jobs import (
     bulk_status,
     bulk_submit,
@@ -269,7 +260,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         registry_log.ModelChanges, (errors.InvalidRequest,), (registry_log.ChangesQuery,),
     ),
     Operation(
-        "GET", registry_events.EVENTS, registry_events.get_registry_events, _READ,
+        "GET", registry_log.EVENTS, registry_log.get_registry_events, _READ,
         "get_registry_events", media.CHANGE_EVENTS,
         (errors.InvalidRequest, errors.ModelNotFound, errors.TooManyStreams),
         (events.EventsQuery,), (media.LAST_EVENT_ID,),
@@ -283,9 +274,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         {202: Profile}, _REGISTRY, body=Body(ProfileRequest, required=False),
     ),
     # Another client may have requested it. Names of functions and operators are in its files.
-    Operation(
-        "GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles,
-    ),
+    Operation("GET", profiles.PATH, profiles.list_profiles, _MANAGE, "list_profiles", Profiles),
     Operation(
         "GET", profiles.PATH + "/{profile_id}", profiles.get_profile, _MANAGE, "get_profile",
         Profile, (errors.ProfileNotFound,),

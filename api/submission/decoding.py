@@ -10,10 +10,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from api.http.bodies import not_json
+from api.http.bodies import not_json, read_body
 from api.http.messages import Request, unknown_name
 from headrace.config.suggestions import not_a_choice
-from headrace.errors import InvalidParameter
+from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.media_types import BOM
 
@@ -34,11 +34,7 @@ class JsonDecoder(Generic[Shape]):
         self._shape = shape
 
     def decode(self, body: bytes) -> Shape:
-        """Decode a body.
-
-        Raises:
-            InvalidRequest: it is not JSON in UTF-8, or a member is not valid.
-        """
+        """Decode a body; raise InvalidRequest if it is not JSON in UTF-8, or a member is wrong."""
         body = body.removeprefix(BOM)
         try:
             decoded = self._decode(body)
@@ -50,6 +46,10 @@ class JsonDecoder(Generic[Shape]):
             raise not_json(error, body) from None
         return decoded
 
+    async def read(self, request: Request, limit_bytes: int) -> Shape:
+        """Read and decode a body whose limit is fixed."""
+        return self.decode(await read_body(request, limit_bytes, fixed=True))
+
 
 @cache
 def parameters_of(query: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
@@ -60,12 +60,7 @@ def parameters_of(query: type[msgspec.Struct]) -> dict[str, dict[str, Any]]:
 
 
 def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = False) -> Shape:
-    """Return the query of a request; a list is separated by commas.
-
-    Raises:
-        InvalidParameter: the value of a parameter is not valid.
-        InvalidRequest: a name is unknown, or is given twice.
-    """
+    """Return the query of a request; raise InvalidRequest if it is wrong. Commas separate lists."""
     schemas = parameters_of(shape)
     texts = request.query(frozenset(schemas), ignore_unknown=ignore_unknown)
     values = {
@@ -85,6 +80,17 @@ def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = F
     return query
 
 
+def read_cursor(pattern: str, text: str) -> tuple[int, str]:
+    """Return the number and the text of a cursor; raise InvalidRequest for another text."""
+    if not re.fullmatch(pattern, text, re.DOTALL):
+        raise InvalidRequest(
+            f"query parameter cursor: {text[:64]!r} is not a cursor of this API",
+            hint="Send the cursor of the previous page unchanged.",
+        )
+    number, _, rest = text.partition("-")
+    return int(number), rest
+
+
 def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParameter:
     allowed = schema.get("enum", ())
     if allowed:
@@ -94,12 +100,6 @@ def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParame
     else:
         hint = "Give a number."
     return InvalidParameter(f"query parameter {name}: {text[:32]!r} is not valid", name, hint=hint)
-
-
-def _misplaced_option(name: str) -> InvalidParameter:
-    """Return the error for an option of a job among the members of its request."""
-    hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
-    return InvalidParameter(f"unknown member {name!r}: it is an option of the job", name, hint=hint)
 
 
 def invalid_member(
@@ -112,11 +112,14 @@ def invalid_member(
     text = _AT.sub("", text)
     unknown = _UNKNOWN.fullmatch(text)
     if unknown:
-        if not where and unknown.group(1) in OPTION_NAMES and "input" in known:
-            return _misplaced_option(unknown.group(1))
+        name = unknown.group(1)
+        if not where and name in OPTION_NAMES and "input" in known:
+            hint = f'Put it into options: {{"options": {{"{name}": VALUE}}}}.'
+            text = f"unknown member {name!r}: it is an option of the job"
+            return InvalidParameter(text, name, hint=hint)
         names = OPTION_NAMES if where == "options" else known
-        wrong = unknown_name("option" if where == "options" else what, unknown.group(1), names)
-        return InvalidParameter(wrong.message, unknown.group(1)[:64], hint=wrong.hint)
+        wrong = unknown_name("option" if where == "options" else what, name, names)
+        return InvalidParameter(wrong.message, name[:64], hint=wrong.hint)
     if problem := not_a_choice(error, shape):
         text = problem.removeprefix(f"{where}: ")
     text = text[:1].lower() + text[1:]

@@ -11,19 +11,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from typing import Any, Final, NamedTuple, TypeVar
 
 from api.http.bodies import Payload
 from api.http.messages import ClientGone, HangUp, Receive, ResponseCutShort, Write
 from api.submission.job_request import ValidatedRequest
-from headrace.config.settings import Settings
 from headrace.errors import BrokerUnavailable, HeadraceError, JobNotFound, StoreUnavailable
 from headrace.jobs.job import StoredResult
 from headrace.jobs.message import InputSource
 from headrace.payloads.index import GRACE_S
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
-from headrace.payloads.stores import THREADS, PayloadStores, build_stores
+from headrace.payloads.stores import THREADS, PayloadStores
 
 logger = logging.getLogger(__name__)
 
@@ -34,13 +34,14 @@ STORED_MAX_S: Final = GRACE_S / 2
 #: How long a request waits for its store, in seconds, and how many bytes give it one second more.
 ANSWER_MAX_S: Final = 10.0
 SLOW_BYTES_PER_S: Final = 1024 * 1024
+#: Seconds after which no more of several inputs are stored: each would wait for a slow store.
+KEEP_MAX_S: Final = 10.0
 
 
 class StoredInput(NamedTuple):
     """The place at which the input of a job is stored.
 
     Attributes:
-        source: the input as the message names it.
         entry: its payload; None if the input is the operator's own file.
         at: when it was stored, in monotonic seconds.
     """
@@ -66,8 +67,7 @@ class InputStore:
     async def keep(self, request: ValidatedRequest, *, spare: bool = False) -> StoredInput:
         """Write the input of a job to its store, or check the file that it names.
 
-        Args:
-            spare: whether half of max_payload_memory_bytes stays free for other inputs.
+        With `spare`, half of max_payload_memory_bytes stays free for other inputs.
 
         Raises:
             StoreFull, StoreUnavailable, BrokerError: it cannot be stored.
@@ -89,27 +89,47 @@ class InputStore:
         await self._run(put, entry, payload.body, moves=len(payload.body))
         return _stored(entry, payload, at)
 
-    @property
-    def together(self) -> bool:
-        """Whether the store writes the inputs of several jobs best in a single call."""
-        return self._stores.together
-
     async def keep_all(
-        self, several: Sequence[tuple[ValidatedRequest, Payload]]
+        self, requests: Sequence[ValidatedRequest]
+    ) -> list[StoredInput | HeadraceError | None]:
+        """Keep the inputs of several jobs, in a single call where the store can.
+
+        Returns:
+            The place of each, or its error; None once the store has been busy for too long.
+        """
+        slots, until = asyncio.Semaphore(THREADS), time.monotonic() + KEEP_MAX_S
+
+        async def keep(request: ValidatedRequest) -> StoredInput | HeadraceError | None:
+            async with slots:
+                if time.monotonic() >= until:
+                    return None
+                try:
+                    return await self.keep(request)
+                except HeadraceError as error:
+                    return error
+
+        joined = [one.payload is not None and self._stores.together for one in requests]
+        apart = [one for one, is_joined in zip(requests, joined, strict=True) if not is_joined]
+        others = iter(await asyncio.gather(*map(keep, apart)))
+        written = iter(await self._keep_joined(list(compress(requests, joined))))
+        return [next(written if is_joined else others) for is_joined in joined]
+
+    async def _keep_joined(
+        self, requests: Sequence[ValidatedRequest]
     ) -> list[StoredInput | HeadraceError]:
-        """Write the inputs of several jobs in a call; return for each its place or an error."""
         at = time.monotonic()
-        entries = [self._entry_of(request) for request, _ in several]
-        payloads = [payload for _, payload in several]
-        bodies = [payload.body for payload in payloads]
-        pairs = list(zip(entries, bodies, strict=True))
+        new = [(self._entry_of(one), one.payload) for one in requests if one.payload is not None]
+        if not new:
+            return []
+        pairs = [(entry, payload.body) for entry, payload in new]
+        moves = sum(len(body) for _, body in pairs)
         try:
-            errors = await self._run(self._stores.put_all, pairs, moves=sum(map(len, bodies)))
+            errors = await self._run(self._stores.put_all, pairs, moves=moves)
         except StoreUnavailable as error:
-            return [error for _ in several]
+            return [error for _ in new]
         return [
             error or _stored(entry, payload, at)
-            for entry, payload, error in zip(entries, payloads, errors, strict=True)
+            for (entry, payload), error in zip(new, errors, strict=True)
         ]
 
     def _entry_of(self, request: ValidatedRequest) -> PayloadEntry:
@@ -136,12 +156,7 @@ class InputStore:
             logger.warning("payload not deleted; the sweep will retry: %s", error.message)
 
     async def read(self, stored: StoredResult, start: int, length: int) -> bytes:
-        """Read at most `length` bytes of a result, at least one.
-
-        Raises:
-            JobNotFound: the result is gone, and so is its job.
-            StoreUnavailable, BrokerError: the store does not answer.
-        """
+        """Read 1 to `length` bytes of a result; raise JobNotFound if it is gone."""
         store = self._stores.of(stored.ref)
         try:
             count = min(length, store.chunk_bytes)
@@ -157,9 +172,7 @@ class InputStore:
     ) -> None:
         """Send a result from `at` to before `end`, chunk by chunk; `first` was read already.
 
-        Raises:
-            ClientGone: the client hung up.
-            ResponseCutShort: the rest cannot be read.
+        It raises ResponseCutShort if the rest cannot be read, and ClientGone.
         """
         with HangUp(receive) as client:
             chunk = first
@@ -179,15 +192,9 @@ class InputStore:
                     raise ResponseCutShort
 
     async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
-        """Call a store on a thread.
+        """Call a store on a thread; `moves` is how many bytes it reads or writes.
 
-        Args:
-            call: blocks.
-            moves: how many bytes it reads or writes.
-
-        Raises:
-            StoreUnavailable: it took too long. A write that has begun continues; the sweep deletes
-                the payload that it may write.
+        A write that takes too long continues; the sweep deletes the payload that it may write.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -203,12 +210,3 @@ def _stored(entry: PayloadEntry, payload: Payload, at: float) -> StoredInput:
     return StoredInput(
         InputSource(ref=entry.ref, type=payload.kind, size=len(payload.body)), entry, at
     )
-
-
-def build_input_store(settings: Settings, redis_url: str) -> InputStore:
-    """Build the payload stores of an API process; they connect when first used.
-
-    Raises:
-        ConfigError: the settings of the store are not valid.
-    """
-    return InputStore(build_stores(settings, redis_url), InputRefs(settings, THREADS))

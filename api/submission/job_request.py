@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -36,21 +35,12 @@ HeaderOf = Callable[[bytes], bytes]
 HEADER_MAX_BYTES: Final = 1024
 
 
-def no_header(_: bytes) -> bytes:
-    """Return that a request has no header."""
-    return b""
-
-
 SUBMIT: Final = JsonDecoder(JobRequest)
 LINE: Final = JsonDecoder(BulkLineRequest)
 
 
 def options_from_query(given: Mapping[str, str]) -> JobOptions:
-    """Return the options among a query's parameters.
-
-    Raises:
-        InvalidRequest: an option is not valid.
-    """
+    """Return the options among a query's parameters; raise InvalidRequest if one is not valid."""
     if not given:
         return DEFAULT_OPTIONS
     values: dict[str, Any] = {name: text for name, text in given.items() if name in OPTION_NAMES}
@@ -80,11 +70,7 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
 
 
 def check_options(options: JobOptions) -> JobOptions:
-    """Check what the types of the options cannot express, and return them.
-
-    Raises:
-        InvalidRequest: the metadata is too large.
-    """
+    """Return the options; raise InvalidRequest if the metadata is too large."""
     if options.metadata is not None:
         size = len(msgspec.json.encode(options.metadata))
         if size > METADATA_MAX_BYTES:
@@ -96,11 +82,7 @@ def check_options(options: JobOptions) -> JobOptions:
 
 
 class JobIdentity(msgspec.Struct, frozen=True, gc=False):
-    """The id of a job that is being submitted.
-
-    Attributes:
-        chosen: the client gave the id or an idempotency key, so that a repeat is possible.
-    """
+    """The id of a new job; `chosen` by the client, or by its key, so that a repeat is possible."""
 
     job_id: str
     chosen: bool
@@ -175,8 +157,7 @@ def trace_id_of(request: ValidatedRequest) -> str:
 def idempotency_key(request: Request) -> str:
     """Return the idempotency key of a request; "" if it has none.
 
-    Raises:
-        InvalidId: the header is empty, as from an unset variable; a repeat would be a new job.
+    An empty header, as from an unset variable, raises InvalidId: a repeat would be a new job.
     """
     key = request.header(b"idempotency-key").decode("latin-1")
     if not key and request.has(b"idempotency-key"):
@@ -184,12 +165,10 @@ def idempotency_key(request: Request) -> str:
     return key
 
 
-def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
+def identity_of(given_id: str | None, key: str, owner: str) -> JobIdentity:
     """Return the identity of a job from an id, an idempotency key, or neither.
 
     Args:
-        given_id: the client's id, or None.
-        key: the idempotency key, or "".
         owner: the API key, which has its own idempotency keys; "" for none.
 
     Raises:
@@ -208,7 +187,7 @@ def identity_of(given_id: str | None, key: str, owner: str = "") -> JobIdentity:
     return JobIdentity(check_free_id(given_id) if owner else check_id(given_id), chosen=True)
 
 
-def identity_from_key(key: str, owner: str = "") -> JobIdentity:
+def identity_from_key(key: str, owner: str) -> JobIdentity:
     """Return the identity that follows from a checked key, or from a key derived from it."""
     return JobIdentity(id_of_key(key, owner), chosen=True)
 
@@ -216,21 +195,14 @@ def identity_from_key(key: str, owner: str = "") -> JobIdentity:
 def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobRequest) -> ModelConfig:
     """Return the model that a request names, with the queue of its version if it asks for one.
 
-    Raises:
-        ModelNotFound: the model is unknown, or no worker and no models file has this version.
+    It raises ModelNotFound if the model or the version is unknown.
     """
-    model = catalog.get(request.model)
-    if request.version is None:
-        return model
-    return model_of_version(model, request.version, statuses)
+    model, version = catalog.get(request.model), request.version
+    return model if version is None else model_of_version(model, version, statuses)
 
 
 def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) -> ModelConfig:
-    """Return the model with the queue of a version.
-
-    Raises:
-        ModelNotFound: no worker and no models file has this version.
-    """
+    """Return the model with the queue of a version; raise ModelNotFound for an unknown one."""
     known = statuses.versions(model)
     if version not in known:
         plural = "version is" if len(known) == 1 else "versions are"
@@ -248,12 +220,7 @@ def route(
     metadata: Mapping[str, Any] | None,
     header: HeaderOf,
 ) -> tuple[ModelConfig, ModelConfig | None]:
-    """Return the version that the traffic of a model chooses, and that which gets a copy.
-
-    Args:
-        model: the model, for a job that names no version.
-        statuses: the versions of the models.
-    """
+    """Return what the traffic chooses for a job without a version, and what gets a copy."""
     traffic = model.traffic
     if traffic is None:
         return model, None
@@ -269,15 +236,11 @@ def request_from_json(
     request: JobRequest,
     model: ModelConfig,
     identity: JobIdentity,
-    inline_limit_bytes: int = sys.maxsize,
-    caller: Caller = EVERYBODY,
-    header: HeaderOf = no_header,
+    inline_limit_bytes: int,
+    caller: Caller,
+    header: HeaderOf,
 ) -> ValidatedRequest:
-    """Validate a request whose body is JSON.
-
-    Args:
-        inline_limit_bytes: a longer input becomes a payload.
-        caller: the API key that makes the request.
+    """Validate a request whose body is JSON; an input above the limit becomes a payload.
 
     Raises:
         InvalidRequest: an option or a parameter is not valid, or the request does not have exactly
@@ -321,10 +284,8 @@ def with_details(
 ) -> ValidatedRequest:
     """Return the request with its parameters and the headers that its model has chosen.
 
-    `nested` means that its input is a form of several parts.
-
-    Raises:
-        InvalidRequest: a parameter or a header is not valid.
+    `nested` means that its input is a form of several parts. It raises InvalidRequest for a
+    parameter or a header that is not valid.
     """
     model = request.model
     # Those of a version that the models file does not have are checked by its worker.
@@ -385,13 +346,9 @@ def _named_input(request: JobRequest, text: bytes) -> InputSource:
 
 
 class InputChecks:
-    """The checks of one process; each schema is compiled once.
+    """The checks of one process; each schema is compiled once, those of `models` now.
 
-    Args:
-        models: the models at the start, whose schemas are compiled now.
-
-    Raises:
-        ConfigError: the library that checks schemas is not installed.
+    It raises ConfigError if the library that checks schemas is not installed.
     """
 
     def __init__(self, models: Iterable[ModelConfig] = ()) -> None:
@@ -401,11 +358,9 @@ class InputChecks:
                 self._check_of(model, model.inputs)
 
     def check(self, request: ValidatedRequest) -> None:
-        """Check the input of a request; of an `input_ref`, only the type is known.
+        """Check the input of a request, but only the type of an `input_ref`.
 
-        Raises:
-            InvalidInput: it does not fit.
-            InvalidRequest: it cannot be decoded.
+        It raises InvalidInput if it does not fit, and InvalidRequest if it cannot be decoded.
         """
         if request.model.inputs is None:
             return

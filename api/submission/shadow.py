@@ -111,9 +111,6 @@ class ShadowCopies:
     """Makes the copies of one API process, and compares the pairs of all processes.
 
     Args:
-        queue: submits the copies.
-        store: keeps their inputs, and reads the results.
-        counters: count the outcomes.
         has_shadow: returns whether any model has a shadow version.
 
     Attributes:
@@ -191,13 +188,12 @@ class ShadowCopies:
         room = max(0, PAIRS_MAX - int(pairs))
         self._count(requests[room:], ShadowResult.DROPPED)
         # One after the other, so that the input of a client waits for a single copy at most.
-        kept = [await self._kept(request) for request in requests[:room]]
-        now_s = self._queue.clock.now_s()
-        copies = [_copy_of(request, now_s) for request in kept if request is not None]
+        made = [await self._copy_of(request) for request in requests[:room]]
+        copies = [copy for copy in made if copy is not None]
         if not copies:
             return
         # The pair is written first: if the process ends in between, no copy is without its pair.
-        due_s = now_s + LOOK_MIN_S
+        due_s = self._queue.clock.now_s() + LOOK_MIN_S
         members = [part for copy in copies for part in (str(due_s), copy.pair.member)]
         await self._queue.call(("ZADD", keys.SHADOW, *members))
         self._added.set()
@@ -209,8 +205,8 @@ class ShadowCopies:
                     await self._store.drop(copy.stored)
                 await self._count_pair(copy.pair, copy.pair.member, ShadowResult.DROPPED)
 
-    async def _kept(self, request: ValidatedRequest) -> _Kept | None:
-        """Store the input of a copy and return its request; count a failure and return None."""
+    async def _copy_of(self, request: ValidatedRequest) -> _Copy | None:
+        """Store the input of a copy and return it; count a failure and return None."""
         model = request.shadow
         if model is None:
             return None
@@ -231,7 +227,16 @@ class ShadowCopies:
             except HeadraceError:
                 self._count([request], ShadowResult.DROPPED)
                 return None
-        return _Kept(copy, request.identity.job_id, stored)
+        extras = Extras(
+            source=None if stored is None else stored.source,
+            details=copy.details,
+            fields=(JobField.SHADOW_OF, request.identity.job_id),
+        )
+        now_s, copy_id = self._queue.clock.now_s(), copy.identity.job_id
+        kind = SubmitKind(model, RESULT_TTL_S, copy.options, keys.NO_WAITER)
+        made = submission(kind, copy_id, copy.input_json, now_s=now_s, extras=extras)
+        pair = Pair(copy_id, request.identity.job_id, model.name, model.version, now_s)
+        return _Copy(pair, made, stored)
 
     async def _compare_all(self) -> None:
         while True:
@@ -248,7 +253,6 @@ class ShadowCopies:
             await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until the next look."""
         self.idle = not (self._pairs or self._added.is_set() or self._has_shadow())
         if not self.idle:
             await asyncio.sleep(INTERVAL_S)
@@ -323,9 +327,7 @@ class ShadowCopies:
     async def _outcome(self, job: Job | None, *, gone: bool) -> str:
         """Return how a job has ended, the same text for the same outcome; "" while it has not.
 
-        Args:
-            job: the job; None if it has no record.
-            gone: a job without a record has ended; else it is a copy that comes later.
+        `gone` means that a job without a record has ended; else it is a copy that comes later.
         """
         if job is None:
             return _UNREADABLE if gone else ""
@@ -363,29 +365,10 @@ class ShadowCopies:
         return msgspec.json.encode(msgspec.json.decode(text), order="sorted")
 
 
-class _Kept(NamedTuple):
-    request: ValidatedRequest
-    job: str
-    stored: StoredInput | None
-
-
 class _Copy(NamedTuple):
     pair: Pair
     submission: JobSubmission
     stored: StoredInput | None
-
-
-def _copy_of(kept: _Kept, now_s: float) -> _Copy:
-    request, job, stored = kept
-    model = request.model
-    extras = Extras(
-        source=None if stored is None else stored.source,
-        details=request.details,
-        fields=(JobField.SHADOW_OF, job),
-    )
-    kind = SubmitKind(model, RESULT_TTL_S, request.options, keys.NO_WAITER)
-    made = submission(kind, request.identity.job_id, request.input_json, now_s=now_s, extras=extras)
-    return _Copy(Pair(made.id, job, model.name, model.version, now_s), made, stored)
 
 
 def _options(given: JobOptions) -> JobOptions:

@@ -44,11 +44,7 @@ def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
 
 
 def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
-    """Return the seconds of `?wait=`, capped; None where it is absent.
-
-    Raises:
-        InvalidRequest: the value is not a number of seconds.
-    """
+    """Return the seconds of `?wait=`, capped, or None; raise InvalidRequest for another text."""
     if text is None:
         return None
     try:
@@ -64,11 +60,9 @@ def query_wait_s(text: str | None, max_wait_s: float) -> float | None:
 
 
 class PendingWait:
-    """Wakes a wait when its time is up or its client hangs up.
+    """Wakes a wait, while it is entered, when its time is up (`late`) or its client hangs up.
 
-    Attributes:
-        began: when it began, by the loop's clock.
-        late: the time is up.
+    Without `receive` the caller notices the hang-up of the client.
     """
 
     __slots__ = (
@@ -135,13 +129,6 @@ class PendingWaits:
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop of this process; on Python 3.11 getting it is a system call each time."""
         return asyncio.get_running_loop()
-
-    def begin(self, wait: JobWaiter, seconds: float, receive: Receive | None) -> PendingWait:
-        """Return a pending wait; it lasts while it is entered.
-
-        Without `receive` the caller notices the hang-up of the client.
-        """
-        return PendingWait(self, wait, seconds, receive)
 
     def add(self, pending: PendingWait) -> None:
         """Add a wait that has begun."""

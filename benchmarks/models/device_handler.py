@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from PIL import Image
+from typing_extensions import override
 
 from headrace.handler import Context, Handler
 
@@ -24,25 +25,31 @@ class Device(Handler):
 
     overlap: ClassVar[bool] = True
 
+    @override
     def initialize(self, context: Context) -> None:
         self._seconds = float(context.options["ms"]) / 1000
         self._run = self._hold if context.options["hold"] == "lock" else self._sleep
 
+    @override
     def initialize_preprocess(self, context: Context) -> None:
         """Need nothing."""
 
+    @override
     def example_input(self) -> bytes:
         file = io.BytesIO()
         Image.new("RGB", (SIDE_PX, SIDE_PX)).save(file, "JPEG")
         return file.getvalue()
 
+    @override
     def preprocess(self, inputs: Sequence[bytes]) -> list[Any]:
         return [self._decoded(jpeg) for jpeg in inputs]
 
+    @override
     def inference(self, items: Sequence[Any]) -> list[int]:
         self._run()
         return [int(item[0, 0, 0]) for item in items]
 
+    @override
     def postprocess(self, outputs: Sequence[int]) -> list[int]:
         return list(outputs)
 

@@ -35,7 +35,7 @@ def test_every_route_is_documented() -> None:
     app = create_app(Settings(redis_url="redis://127.0.0.1:1/0"), catalog(echo={}))
     described = {
         (method.upper(), path)
-        for path, operations in app.openapi()["paths"].items()
+        for path, operations in app.describe(with_models=False)["paths"].items()
         for method in operations
         if method != "parameters"
     }

@@ -8,17 +8,15 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
-from api.submission.decoding import JsonDecoder, read_query
+from api.submission.decoding import JsonDecoder, read_cursor, read_query
 from headrace.errors import InvalidRequest, LetterNotFound
 from headrace.queue.dead_letters import PAGE_MAX, DeadLetter
 from headrace.schema.members import time_of
 from headrace.schema.operation import DeadLetterEntry, Purged, Requeued
 
 PATH: Final = "/api/v1/models/{model}/dead-letters"
-PAGE_DEFAULT: Final = 100
 NAMES_MAX: Final = 10_000
 BODY_LIMIT_BYTES: Final = 4 * 1024 * 1024
 CURSOR: Final = "^([0-9]+-.+)?$"
@@ -27,7 +25,7 @@ CURSOR: Final = "^([0-9]+-.+)?$"
 class LettersQuery(msgspec.Struct):
     """The query of a list."""
 
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = PAGE_DEFAULT
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX)] = 100
     cursor: Annotated[
         str, Meta(description="Of the previous page.", extra_json_schema={"pattern": CURSOR})
     ] = ""
@@ -68,7 +66,7 @@ async def list_dead_letters(services: Services, request: Request, model: str) ->
     """List the dead letters of a model's queue, newest first, a page at a time."""
     queue = services.catalog.get(model).queue
     query = read_query(request, LettersQuery, ignore_unknown=True)
-    before = _position(query.cursor)
+    before = read_cursor(CURSOR, query.cursor) if query.cursor else None
     letters = await services.dead_letters.page(queue, limit=query.limit, before=before)
     last = letters[-1] if len(letters) == query.limit else None
     cursor = None if last is None else f"{last.died_us}-{last.name}"
@@ -80,10 +78,12 @@ async def get_dead_letter(services: Services, _: Request, model: str, name: str)
     letter = await services.dead_letters.show(services.catalog.get(model).queue, name)
     if letter is None:
         raise _unknown(model, name)
-    detail = DeadLetterDetail(
-        **_shown(letter), traceback=letter.traceback or None, message=_message(letter.raw)
-    )
-    return json_reply(detail)
+    try:
+        message = TaskMessage(text=letter.raw.decode())
+    except UnicodeDecodeError:
+        message = TaskMessage(base64=base64.b64encode(letter.raw).decode())
+    traceback = letter.traceback or None
+    return json_reply(DeadLetterDetail(**_shown(letter), traceback=traceback, message=message))
 
 
 async def requeue(services: Services, request: Request, model: str) -> Reply:
@@ -112,24 +112,12 @@ async def purge_one(services: Services, _: Request, model: str, name: str) -> Re
 
 
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
-    selection = _SELECTION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    selection = await _SELECTION.read(request, BODY_LIMIT_BYTES)
     if selection.all == (selection.ids is not None):
         raise InvalidRequest('the body must have either "ids" or "all": true')
     if selection.ids is None:
         return await services.dead_letters.all_names(queue)
     return selection.ids
-
-
-def _position(cursor: str) -> tuple[int, str] | None:
-    if not cursor:
-        return None
-    died, _, name = cursor.partition("-")
-    if not (died.isascii() and died.isdigit() and name):
-        raise InvalidRequest(
-            f"query parameter cursor: {cursor[:64]!r} is not a cursor of this API",
-            hint="Send the cursor of the previous page unchanged.",
-        )
-    return int(died), name
 
 
 def _shown(letter: DeadLetter) -> dict[str, Any]:
@@ -143,13 +131,6 @@ def _shown(letter: DeadLetter) -> dict[str, Any]:
         "died_at": time_of(letter.died_us),
         "requeueable": bool(letter.job_id),
     }
-
-
-def _message(raw: bytes) -> TaskMessage:
-    try:
-        return TaskMessage(text=raw.decode())
-    except UnicodeDecodeError:
-        return TaskMessage(base64=base64.b64encode(raw).decode())
 
 
 def _unknown(model: str, name: str) -> LetterNotFound:

@@ -179,21 +179,18 @@ _CONFIGURED: Final = (
 async def list_models(services: Services, _: Request) -> Reply:
     """List every registered model; a model without a worker accepts jobs too."""
     statuses = await services.model_statuses.statuses()
-    return json_reply(
-        Models(
-            [
-                Model(
-                    name=model.name,
-                    version=model.version,
-                    queue=model.queue,
-                    state=statuses[model.name].state,
-                    ready_replicas=statuses[model.name].ready,
-                    versions=services.model_statuses.versions(model),
-                )
-                for model in services.catalog.served
-            ]
+    models = [
+        Model(
+            name=model.name,
+            version=model.version,
+            queue=model.queue,
+            state=statuses[model.name].state,
+            ready_replicas=statuses[model.name].ready,
+            versions=services.model_statuses.versions(model),
         )
-    )
+        for model in services.catalog.served
+    ]
+    return json_reply(Models(models))
 
 
 async def get_model(services: Services, _: Request, model: str) -> Reply:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from typing import Any, Final
+from typing import Final
 
 from api.http.bodies import read_body
 from api.http.messages import NO_STORE, Reply, Request, json_reply
@@ -14,7 +14,6 @@ from headrace.errors import Conflict, ProfileNotFound
 from headrace.observability import profiles
 from headrace.observability.profiles import ProfileRequest
 from headrace.redis.clock import US_PER_S
-from headrace.redis.scripts import Command
 from headrace.schema.operation import Profile, Profiles
 
 PATH: Final = "/api/v1/profiles"
@@ -28,7 +27,14 @@ async def request_profile(services: Services, request: Request, model: str) -> R
     registered = await registry_of(services).model(model)
     version = asked.version or registered.default_version
     registered.version(version)
-    await _must_be_loaded(services, model, version)
+    status = (await services.model_statuses.statuses()).get(model)
+    workers = [] if status is None else [one.state for one in status.workers]
+    if not any(state.ready and state.version in ("", version) for state in workers):
+        raise Conflict(
+            f"no worker has a model process of {model} {version} that is loaded",
+            hint="Send a job, so that a model with `load: on_demand` is loaded; see `headrace "
+            f"models {model}`.",
+        )
     profile_id = secrets.token_hex(8)
     command = profiles.request(profile_id, asked, model, version)
     (busy,) = await services.queue.call(command)
@@ -38,26 +44,6 @@ async def request_profile(services: Services, request: Request, model: str) -> R
             hint="Wait until that profile has ended.",
         )
     return json_reply(await _one(services, profile_id), 202)
-
-
-async def _must_be_loaded(services: Services, model: str, version: str) -> None:
-    """Check that a worker runs this version.
-
-    Raises:
-        Conflict: no worker does.
-    """
-    status = (await services.model_statuses.statuses()).get(model)
-    serving = [
-        one
-        for one in (status.workers if status is not None else [])
-        if one.state.ready and one.state.version in ("", version)
-    ]
-    if not serving:
-        raise Conflict(
-            f"no worker has a model process of {model} {version} that is loaded",
-            hint="Send a job, so that a model with `load: on_demand` is loaded; see `headrace "
-            f"models {model}`.",
-        )
 
 
 async def list_profiles(services: Services, _: Request) -> Reply:
@@ -95,8 +81,6 @@ async def _one(services: Services, profile_id: str) -> Profile:
 async def _read(services: Services, profile_id: str) -> Profile | None:
     fields: list[bytes] = await services.queue.call_once(profiles.read_fields(profile_id))
     commands = profiles.record_commands(profile_id, fields)
-    now: Command = ("TIME",)
-    replies: list[Any] = await services.queue.read_all([now, *commands])
-    (seconds, micros), *found = replies
+    (seconds, micros), *found = await services.queue.read_all([("TIME",), *commands])
     now_us = int(seconds) * US_PER_S + int(micros)
     return profiles.profile_of(profile_id, fields, found, now_us)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -34,16 +34,11 @@ async def list_queues(services: Services, _: Request) -> Reply:
     versions = await _version_queues(services, paused)
     queues = [
         Queue(
-            name=depth.queue,
+            **_waiting(depth),
             model=model.name,
             version=model.version,
-            depth=_by_step(depth),
             paused=model.queue in paused,
-            scheduled=depth.scheduled,
-            in_flight=depth.in_flight,
-            dead_letters=depth.dead,
             max_queue_depth=model.max_queue_depth,
-            oldest_age_s=depth.oldest_age_s,
             tokens=depth.tokens if model.counts_tokens else None,
             max_queued_tokens=model.max_queued_tokens,
             versions=versions[model.name],
@@ -61,22 +56,20 @@ async def _version_queues(services: Services, paused: set[str]) -> dict[str, lis
     pairs = [(name, version) for name, several in versions for version in several]
     queues = [keys.version_queue(name, version) for name, version in pairs]
     for (name, version), depth in zip(pairs, await services.queue.depths(queues), strict=True):
-        one = VersionQueue(
-            name=depth.queue,
-            version=version,
-            depth=_by_step(depth),
-            paused=bool(paused & {depth.queue, keys.queue_name(name)}),
-            scheduled=depth.scheduled,
-            in_flight=depth.in_flight,
-            dead_letters=depth.dead,
-            oldest_age_s=depth.oldest_age_s,
-        )
-        found[name].append(one)
+        is_paused = bool(paused & {depth.queue, keys.queue_name(name)})
+        found[name].append(VersionQueue(**_waiting(depth), version=version, paused=is_paused))
     return found
 
 
-def _by_step(depth: Depth) -> dict[str, int]:
-    return {str(step): count for step, count in depth.waiting.items()}
+def _waiting(depth: Depth) -> dict[str, Any]:
+    return {
+        "name": depth.queue,
+        "depth": {str(step): count for step, count in depth.waiting.items()},
+        "scheduled": depth.scheduled,
+        "in_flight": depth.in_flight,
+        "dead_letters": depth.dead,
+        "oldest_age_s": depth.oldest_age_s,
+    }
 
 
 async def pause_queue(services: Services, _: Request, name: str) -> Reply:
@@ -101,11 +94,7 @@ async def _pause(services: Services, name: str, *, paused: bool) -> Reply:
 
 
 def _known(services: Services, name: str) -> str:
-    """Return the name of a queue of a registered model, or of a version of one.
-
-    Raises:
-        QueueNotFound: no registered model has this queue.
-    """
+    """Return the name of a queue; raise QueueNotFound if no registered model has it."""
     queues = [model.queue for model in services.catalog.served]
     model, version = keys.model_of(name)
     # A version that has no queue yet, because no job has asked for it, may be paused before.

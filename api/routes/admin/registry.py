@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Coroutine
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType, to_builtins
 
 from api.components.model_registry import ChangeState, MakeChanges, ModelRegistry
-from api.http.bodies import read_body
 from api.http.messages import NO_CONTENT, ClientGone, HangUp, Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
@@ -25,7 +24,9 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.registry.model import (
     HIDDEN_OPTIONS,
+    Change,
     RegisteredModel,
+    Registry,
     choose_default,
     register,
     reload,
@@ -123,24 +124,22 @@ _VERSION: Final = JsonDecoder(NewVersion)
 async def register_version(services: Services, request: Request, model: str, version: str) -> Reply:
     """Register a version of a model, or replace it and load it again."""
     wait_s = read_query(request, ChangeQuery).wait
-    options = _VERSION.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True)).options
+    options = (await _VERSION.read(request, BODY_LIMIT_BYTES)).options
     _may_register(services)
     known = await registry_of(services).read()
     new = model not in known.models or version not in known.models[model].versions
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: register(registry, model, version, options),
-        201 if new else 200,
-        wait=_Wait(version, wait_s),
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        return register(registry, model, version, options)
+
+    status = 201 if new else 200
+    return await _changed(services, request, model, make, version, wait_s, status)
 
 
 async def change_model(services: Services, request: Request, model: str) -> Reply:
     """Set options of a version, such as `replicas`, or choose the default version."""
     wait_s = read_query(request, ChangeQuery).wait
-    change = _CHANGE.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    change = await _CHANGE.read(request, BODY_LIMIT_BYTES)
     if guarded := change.options.keys() & _GUARDED:
         _may_register(services, f"{listing(guarded)} cannot be changed over HTTP here")
     if (change.default_version is None) == (not change.options):
@@ -149,33 +148,23 @@ async def change_model(services: Services, request: Request, model: str) -> Repl
             hint="Each request makes one change.",
         )
     chosen = change.default_version
-    if chosen is not None:
-        return await _changed(
-            services,
-            request,
-            model,
-            lambda registry: choose_default(registry, model, chosen),
-            wait=_Wait(chosen, wait_s),
-        )
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: set_options(registry, model, change.version, change.options),
-        wait=_Wait(change.version, wait_s),
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        if chosen is not None:
+            return choose_default(registry, model, chosen)
+        return set_options(registry, model, change.version, change.options)
+
+    return await _changed(services, request, model, make, chosen or change.version, wait_s)
 
 
 async def reload_model(services: Services, request: Request, model: str) -> Reply:
     """Start new model processes of a version; the old ones serve until these are ready."""
     query = read_query(request, ReloadQuery)
-    return await _changed(
-        services,
-        request,
-        model,
-        lambda registry: reload(registry, model, query.version),
-        wait=_Wait(query.version, query.wait),
-    )
+
+    def make(registry: Registry) -> list[Change]:
+        return reload(registry, model, query.version)
+
+    return await _changed(services, request, model, make, query.version, query.wait)
 
 
 async def remove_model(services: Services, request: Request, model: str) -> Reply:
@@ -190,18 +179,15 @@ async def remove_version(services: Services, request: Request, model: str, versi
 
 async def _remove(services: Services, request: Request, model: str, version: str = "") -> Reply:
     seconds = read_query(request, RemovalQuery).wait
-    registry = registry_of(services)
-    found = await registry.change(
-        model,
-        lambda present: unregister(present, model, version),
-        _author(request),
-        generation=_generation(request),
+    found = await _make(
+        services, request, model, lambda registry: unregister(registry, model, version)
     )
     state: ChangeState | None = None
     if seconds is not UNSET:
         limit_s = min(seconds, services.settings.max_wait_s)
         gone = version if found is not None else ""
-        state = await _unless_gone(request, registry.until_removed(model, gone, limit_s))
+        wait = registry_of(services).until_removed(model, gone, limit_s)
+        state = await _unless_gone(request, wait)
     if found is not None:
         outcome = None if state is None else (state, "")
         return await _registration(services, found, outcome=outcome)
@@ -222,7 +208,7 @@ async def get_traffic(services: Services, _: Request, model: str) -> Reply:
 
 async def put_traffic(services: Services, request: Request, model: str) -> Reply:
     """Share the jobs that name no version among versions; this replaces the present traffic."""
-    traffic = _TRAFFIC.decode(await read_body(request, BODY_LIMIT_BYTES, fixed=True))
+    traffic = await _TRAFFIC.read(request, BODY_LIMIT_BYTES)
     return await _route(services, request, model, traffic)
 
 
@@ -247,43 +233,34 @@ async def _route(
     return await _traffic(services, found, outcome)
 
 
-class _Wait(NamedTuple):
-    """How long a change is waited for.
-
-    Attributes:
-        version: the version that was changed; "" for the default one.
-    """
-
-    version: str
-    seconds: float | UnsetType
-
-
 async def _changed(
     services: Services,
     request: Request,
     model: str,
     make: MakeChanges,
+    version: str,
+    wait_s: float | UnsetType,
     status: int = 200,
-    *,
-    wait: _Wait,
 ) -> Reply:
+    """Change a version, "" for the default one; wait until the workers serve it."""
     found = await _change(services, request, model, make)
-    versions = [wait.version or found.default_version]
-    outcome = await _outcome(services, request, model, versions, wait.seconds)
+    versions = [version or found.default_version]
+    outcome = await _outcome(services, request, model, versions, wait_s)
     return await _registration(services, found, status, outcome)
+
+
+async def _make(
+    services: Services, request: Request, model: str, make: MakeChanges
+) -> RegisteredModel | None:
+    by = request.caller.key_id or "a client without an API key"
+    return await registry_of(services).change(model, make, by, generation=_generation(request))
 
 
 async def _change(
     services: Services, request: Request, model: str, make: MakeChanges
 ) -> RegisteredModel:
-    """Make changes, and return the model as it is then.
-
-    Raises:
-        ModelNotFound: another client has removed it at the same time.
-    """
-    found = await registry_of(services).change(
-        model, make, _author(request), generation=_generation(request)
-    )
+    """Make changes, and return the model as it is then."""
+    found = await _make(services, request, model, make)
     if found is None:
         raise ModelNotFound(
             f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
@@ -298,11 +275,7 @@ async def _outcome(
     versions: Collection[str],
     seconds: float | UnsetType,
 ) -> tuple[ChangeState, str] | None:
-    """Wait until the workers serve these versions; None if the request has no `wait`.
-
-    Raises:
-        ClientGone: the client has hung up.
-    """
+    """Wait until the workers serve these versions; None if the request has no `wait`."""
     if seconds is UNSET:
         return None
     limit_s = min(seconds, services.settings.max_wait_s)
@@ -310,11 +283,7 @@ async def _outcome(
 
 
 async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
-    """Wait, unless the client hangs up first.
-
-    Raises:
-        ClientGone: it has hung up.
-    """
+    """Wait; raise ClientGone once the client has hung up."""
     waited = asyncio.create_task(wait)
     try:
         with HangUp(request.receive, waited.cancel) as client:
@@ -326,16 +295,8 @@ async def _unless_gone(request: Request, wait: Coroutine[Any, Any, T]) -> T:
         waited.cancel()
 
 
-def _author(request: Request) -> str:
-    return request.caller.key_id or "a client without an API key"
-
-
 def registry_of(services: Services) -> ModelRegistry:
-    """Return the registry of this process.
-
-    Raises:
-        ModelNotFound: it has none.
-    """
+    """Return the registry of this process; raise ModelNotFound if it has none."""
     if services.registry is None:
         raise ModelNotFound(
             "this API process has no registry of models",
@@ -374,23 +335,23 @@ async def _registration(
 ) -> Reply:
     await services.model_statuses.refresh()
     default = model.default_version
+    why_unserved = services.model_statuses.why_unserved
+    versions = [
+        RegisteredVersion(
+            version=version,
+            default=version == default,
+            declared=one.declared is not None,
+            changed={key: one.changed[key] for key in one.changed if key not in HIDDEN_OPTIONS},
+            loads=one.loads,
+            unserved=why_unserved(model.name, version, one.options),
+        )
+        for version, one in model.versions.items()
+    ]
     shown = Registration(
         name=model.name,
         generation=model.generation,
         default_version=default,
-        versions=[
-            RegisteredVersion(
-                version=version,
-                default=version == default,
-                declared=one.declared is not None,
-                changed={
-                    key: value for key, value in one.changed.items() if key not in HIDDEN_OPTIONS
-                },
-                loads=one.loads,
-                unserved=services.model_statuses.why_unserved(model.name, version, one.options),
-            )
-            for version, one in model.versions.items()
-        ],
+        versions=versions,
         changed_by=model.by,
         changed_at=time_of(int(model.at_s * US_PER_S)),
         change=model.what,

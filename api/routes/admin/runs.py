@@ -7,7 +7,6 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
@@ -43,7 +42,7 @@ async def put_run(services: Services, request: Request, run_id: str) -> Reply:
     """Record a run's report; the answer has whether its cancellation is requested."""
     check_id(run_id)
     begun = read_query(request, RunQuery, ignore_unknown=True).begun == "1"
-    status = _STATUS.decode(await read_body(request, BODY_MAX_BYTES, fixed=True))
+    status = await _STATUS.read(request, BODY_MAX_BYTES)
     cancelled = await services.runs.save_status(run_id, status, request.caller, begun=begun)
     return json_reply(RunReceipt(run_id, cancelled))
 

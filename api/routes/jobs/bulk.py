@@ -1,35 +1,33 @@
-"""Submit the lines of a bulk request. Independent of HTTP."""
+"""Submit the lines of a bulk request."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from api.auth.rate_limit import rate_limited
-from api.http.bodies import Line, Payload
-from api.http.problems import problem, unexpected
-from api.routes.jobs.submission import fresh_job, fresh_state, submission_of
+from api.auth.rate_limit import RateLimiter, rate_limited
+from api.http.bodies import Line
+from api.http.messages import Request
+from api.http.problems import internal_error, problem
+from api.routes.jobs.submission import fresh_job, fresh_state, submission_of, validated
 from api.services import Services
 from api.submission.input_store import StoredInput
 from api.submission.job_request import (
     LINE,
-    HeaderOf,
     JobIdentity,
     ValidatedRequest,
     identity_from_key,
     identity_of,
-    no_header,
-    request_from_json,
     requested_model,
-    route,
     trace_id_of,
     with_trace,
 )
-from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import (
     BrokerUnavailable,
     HeadraceError,
@@ -41,10 +39,9 @@ from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
-from headrace.payloads.stores import THREADS
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
-from headrace.redis import keys
+from headrace.redis.scripts import pages_of
 from headrace.schema.serialization import Waiting, fresh_object, job_object
 
 #: Seconds between two tries of lines that are held back; doubled while no line is accepted.
@@ -52,8 +49,6 @@ HOLD_MIN_S: Final = 0.02
 HOLD_MAX_S: Final = 0.5
 #: Lines in the first try while lines are held back; more while the queue has room.
 PROBE: Final = 16
-#: Seconds after which a try stores no further inputs, as each of them would wait for a slow store.
-KEEP_MAX_S: Final = 10.0
 
 
 class BulkLine(msgspec.Struct):
@@ -76,48 +71,32 @@ class BulkLine(msgspec.Struct):
     outcome: Receipt | Job | HeadraceError | None = None
 
 
+@dataclass(kw_only=True)
 class BulkSubmitter:
     """Validates lines, submits them together, and writes the answer of each.
 
-    Args:
-        path: the path of the request, for problems.
-        hold_s: seconds for which lines without room in their queue are held back.
+    Attributes:
         trace: the trace of the request, for lines that name none.
+        key: the idempotency key of the request; "" for none.
+        hold_s: seconds for which lines without room in their queue are held back.
         brief: answer with the number of accepted lines, and in full only for the others.
-        quiet: publish no completion events and do not list the jobs.
+        waiter: as in `SubmitKind`.
         deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
     """
 
-    def __init__(
-        self,
-        services: Services,
-        path: str,
-        key: str,
-        hold_s: float,
-        caller: Caller = EVERYBODY,
-        *,
-        trace: Trace | None = None,
-        brief: bool = False,
-        quiet: bool = False,
-        deadline_s: float | None = None,
-        header: HeaderOf = no_header,
-    ) -> None:
-        self.trace = trace
-        self._header = header
-        self._services = services
-        self._caller = caller
-        self._path = path
-        self._key = key
-        self._hold_s = hold_s
-        self._brief = brief
-        self._waiter = keys.NO_WAITER if quiet else ""
-        self._deadline_s = deadline_s
-        authenticator = services.authenticator
-        self._rates = authenticator.rates if authenticator is not None and caller.rate else None
+    services: Services
+    request: Request
+    trace: Trace | None
+    key: str
+    hold_s: float
+    brief: bool
+    waiter: str
+    deadline_s: float | None
 
-    async def prepare(self) -> None:
-        """Learn which versions of the models there are, as lines may ask for any of them."""
-        await self._services.model_statuses.refresh()
+    @property
+    def _rates(self) -> RateLimiter | None:
+        authenticator, rate = self.services.authenticator, self.request.caller.rate
+        return authenticator.rates if authenticator is not None and rate else None
 
     def read(self, lines: Sequence[Line]) -> list[BulkLine]:
         """Return the rows of lines; those of a key with a rate are validated when it has paid."""
@@ -147,7 +126,7 @@ class BulkSubmitter:
 
     async def answers(self, rows: Sequence[BulkLine]) -> bytes:
         """Return the answers, a line each; a brief answer counts accepted lines together."""
-        if self._brief:
+        if self.brief:
             return self._brief_answers(rows)
         asked = {
             (row.request.model.name, row.request.model.asked_version)
@@ -155,7 +134,7 @@ class BulkSubmitter:
             if row.request is not None
         }
         waits = {
-            target: await self._services.model_statuses.waiting_for(*target) for target in asked
+            target: await self.services.model_statuses.waiting_for(*target) for target in asked
         }
         return without_line_ends(b"\n".join([*(self._answer(row, waits) for row in rows), b""]))
 
@@ -178,12 +157,12 @@ class BulkSubmitter:
 
         Lines that are not valid count too: checking them is work.
         """
-        rates, caller = self._rates, self._caller
+        rates, caller = self._rates, self.request.caller
         if rates is None:
             yield rows
             return
-        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
-        until, taken = clock() + self._hold_s, 0
+        clock, stopping = asyncio.get_running_loop().time, self.services.waiters.dismissed
+        until, taken = clock() + self.hold_s, 0
         while True:
             try:
                 more, wait_s = await rates.spend(caller, len(rows) - taken)
@@ -200,8 +179,7 @@ class BulkSubmitter:
             row.line, row.outcome = None, refused.kept()
 
     def _validate(self, rows: Sequence[BulkLine]) -> None:
-        """Validate lines; an invalid line affects no other."""
-        now_s = self._services.queue.clock.now_s()
+        now_s = self.services.queue.clock.now_s()
         fresh_ids = ids_on_demand()
         for row in rows:
             line, row.line = row.line, None
@@ -209,7 +187,7 @@ class BulkSubmitter:
                 self._read(row, line, fresh_ids, now_s)
 
     def _read(self, row: BulkLine, line: Line, fresh_ids: Iterator[str], now_s: float) -> None:
-        services = self._services
+        services = self.services
         try:
             if line.number > services.settings.bulk_limit_lines:
                 raise PayloadTooLarge(
@@ -223,164 +201,106 @@ class BulkSubmitter:
                     hint="Send a smaller input, or raise body_limit_bytes.",
                 )
             fields = LINE.decode(line.text)
-            services.webhook_policy.check(fields.options)
             model = requested_model(services.catalog, services.model_statuses, fields)
             identity = self._identity(fields.id, line.number, fresh_ids)
-            shadow = None
-            if model.traffic is not None and fields.version is None:
-                given = fields.options.metadata
-                model, shadow = route(
-                    model, services.model_statuses, identity.job_id, given, self._header
-                )
-            limit_bytes = services.settings.inline_limit_bytes
-            request = request_from_json(
-                fields, model, identity, limit_bytes, self._caller, self._header
-            )
-            services.input_checks.check(request)
+            request = validated(services, self.request, fields, model, identity)
             trace = self.trace
             if fields.traceparent is not None:
                 # An invalid one is ignored, as in a header.
                 trace = read_trace(fields.traceparent) or trace
-            if shadow is not None:
-                request = msgspec.structs.replace(request, shadow=shadow)
             row.request = with_trace(request, trace)
             if not row.request.stored_separately:
                 row.job = submission_of(
-                    services, row.request, now_s, self._waiter, deadline_s=self._deadline_s
+                    services, row.request, now_s, self.waiter, None, self.deadline_s
                 )
         except HeadraceError as error:
             row.outcome = error.kept()
 
     def _identity(self, given_id: str | None, number: int, fresh_ids: Iterator[str]) -> JobIdentity:
         if given_id is not None:
-            return identity_of(given_id, "", self._caller.key_id)
-        if self._key:
+            return identity_of(given_id, "", self.request.caller.key_id)
+        if self.key:
             # The key was checked as it came; with the line's number it may exceed the limit.
-            return identity_from_key(f"{self._key}/{number}", self._caller.key_id)
+            return identity_from_key(f"{self.key}/{number}", self.request.caller.key_id)
         return JobIdentity(next(fresh_ids), chosen=False)
 
-    async def _keep_all(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
-        """Store the inputs of these lines, together where the payload store can."""
-        together: list[tuple[BulkLine, ValidatedRequest, Payload]] = []
-        others: Sequence[tuple[BulkLine, ValidatedRequest]] = rows
-        if self._services.input_store.together:
-            together = [(*pair, pair[1].payload) for pair in rows if pair[1].payload is not None]
-            others = [pair for pair in rows if pair[1].payload is None]
-        slots = asyncio.Semaphore(THREADS)
-        until = asyncio.get_running_loop().time() + KEEP_MAX_S
-        keeping = [self._keep(*pair, slots, until) for pair in others]
-        if together:
-            keeping.append(self._keep_together(together))
-        await asyncio.gather(*keeping)
-
-    async def _keep(
-        self, row: BulkLine, request: ValidatedRequest, slots: asyncio.Semaphore, until: float
-    ) -> None:
-        """Write the line's input to the payload store, or check the file that it names."""
-        async with slots:
-            if asyncio.get_running_loop().time() >= until:
-                row.outcome = row.outcome or StoreUnavailable(
+    async def _keep(self, rows: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
+        """Write the inputs of these lines to the payload store, or check the files they name."""
+        places = await self.services.input_store.keep_all([request for _, request in rows])
+        now_s = self.services.queue.clock.now_s()
+        for (row, request), stored in zip(rows, places, strict=True):
+            if isinstance(stored, StoredInput):
+                row.stored = stored
+                row.job = submission_of(
+                    self.services, request, now_s, self.waiter, stored.source, self.deadline_s
+                )
+            elif stored is not None:
+                row.outcome = stored.kept()
+            elif row.outcome is None:
+                row.outcome = StoreUnavailable(
                     "other inputs have kept the payload store busy for too long",
                     hint="Try again later.",
                 )
-                return
-            try:
-                stored = await self._services.input_store.keep(request)
-            except HeadraceError as error:
-                row.outcome = error.kept()
-                return
-        self._is_stored(row, request, stored)
-
-    async def _keep_together(
-        self, rows: Sequence[tuple[BulkLine, ValidatedRequest, Payload]]
-    ) -> None:
-        """Write the lines' inputs to the payload store in a single call."""
-        results = await self._services.input_store.keep_all(
-            [(request, payload) for _, request, payload in rows]
-        )
-        for (row, request, _), stored in zip(rows, results, strict=True):
-            if isinstance(stored, HeadraceError):
-                row.outcome = stored.kept()
-            else:
-                self._is_stored(row, request, stored)
-
-    def _is_stored(self, row: BulkLine, request: ValidatedRequest, stored: StoredInput) -> None:
-        row.stored = stored
-        now_s = self._services.queue.clock.now_s()
-        row.job = submission_of(
-            self._services, request, now_s, self._waiter, stored.source, self._deadline_s
-        )
 
     async def _drop(self, row: BulkLine, stored: StoredInput) -> None:
         """Delete the input of a job that was not enqueued; keep it where that is unknown."""
         known = isinstance(row.outcome, (Job, HeadraceError))
         if known and not isinstance(row.outcome, BrokerUnavailable):
-            await self._services.input_store.drop(stored)
+            await self.services.input_store.drop(stored)
 
     async def _try(self, rows: Sequence[BulkLine]) -> list[BulkLine]:
         """Submit the lines in a single call; return those to try again."""
         unstored = [(row, row.request) for row in rows if row.job is None and row.request]
         if unstored:
-            await self._keep_all(unstored)
+            await self._keep(unstored)
         await self._enqueue([row for row in rows if row.job is not None] if unstored else rows)
         # After the other lines, as one of these may be the earlier request.
-        refused = [row for row in unstored if row[0].job is None and row[1].identity.chosen]
-        for at in range(0, len(refused), VIEW_MAX_JOBS):
-            await self._look_up_refused(refused[at : at + VIEW_MAX_JOBS])
+        refused = [pair for pair in unstored if pair[0].job is None and pair[1].identity.chosen]
+        earlier = await self._view([request.identity.job_id for _, request in refused])
+        for (row, request), job in zip(refused, earlier, strict=True):
+            if isinstance(job, Job):
+                row.outcome = answer_to_repeat(job, request.request_hash, self.request.caller)
+            elif job is not None:
+                row.outcome = job
         return [row for row in rows if _retryable(row)]
 
     async def _enqueue(self, rows: Sequence[BulkLine]) -> None:
         jobs = [row.job for row in rows if row.job is not None]
         if not jobs:
             return
-        answers = await self._services.queue.submit_many(jobs)
-        known = []
-        for row, answer in zip(rows, answers, strict=True):
+        answers = await self.services.queue.submit_many(jobs)
+        known: list[tuple[BulkLine, str]] = []
+        for row, job, answer in zip(rows, jobs, answers, strict=True):
             row.outcome = answer.kept() if isinstance(answer, HeadraceError) else answer
             # Without an id of the client, only a resend after a lost reply can repeat a job.
             if isinstance(answer, Receipt) and answer.repeated and _chosen(row):
-                known.append(row)
-        for at in range(0, len(known), VIEW_MAX_JOBS):
-            await self._look_up(known[at : at + VIEW_MAX_JOBS])
-
-    async def _look_up(self, rows: Sequence[BulkLine]) -> None:
-        """Read the jobs of earlier requests; None where a record has just expired."""
-        ids = [row.job.id for row in rows if row.job is not None]
-        jobs: Sequence[Job | HeadraceError | None]
-        try:
-            jobs = await self._services.queue.view(ids)
-        except HeadraceError as error:
-            jobs = [error.kept()] * len(ids)
-        for row, job in zip(rows, jobs, strict=True):
-            if isinstance(job, Job) and not self._caller.may_see(job.key):
-                row.outcome = id_unavailable(job.id)
+                known.append((row, job.id))
+        earlier = await self._view([job_id for _, job_id in known])
+        for (row, job_id), found in zip(known, earlier, strict=True):
+            if isinstance(found, Job) and not self.request.caller.may_see(found.key):
+                row.outcome = id_unavailable(job_id)
             else:
-                row.outcome = job
+                row.outcome = found
 
-    async def _look_up_refused(self, refused: Sequence[tuple[BulkLine, ValidatedRequest]]) -> None:
-        """Read the jobs of earlier requests whose repeats have an input that cannot be stored."""
-        ids = [request.identity.job_id for _, request in refused]
-        try:
-            jobs = await self._services.queue.view(ids)
-        except HeadraceError as error:
-            for row, _ in refused:
-                row.outcome = error.kept()
-            return
-        for (row, request), job in zip(refused, jobs, strict=True):
-            if job is not None:
-                row.outcome = answer_to_repeat(job, request.request_hash, self._caller)
+    async def _view(self, ids: Sequence[str]) -> list[Job | HeadraceError | None]:
+        """Read the jobs of earlier requests; None where a record has just expired."""
+        jobs: list[Job | HeadraceError | None] = []
+        for page in pages_of(ids, VIEW_MAX_JOBS):
+            try:
+                jobs += await self.services.queue.view(page)
+            except HeadraceError as error:
+                jobs += [error.kept()] * len(page)
+        return jobs
 
     async def _hold(self, held: list[BulkLine]) -> None:
         """Try again for `hold_s` seconds; meanwhile nothing more is read from the client."""
-        clock, stopping = asyncio.get_running_loop().time, self._services.waiters.dismissed
-        until = clock() + self._hold_s
+        clock, stopping = asyncio.get_running_loop().time, self.services.waiters.dismissed
+        until = clock() + self.hold_s
         pause_s, probe = HOLD_MIN_S, PROBE
         while held and clock() < until and not stopping.is_set():
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(min(pause_s, max(0.0, until - clock()))):
                     await stopping.wait()
-            except TimeoutError:
-                pass
             # The last try includes all lines: a full queue must not refuse the lines of another.
             part = len(held) if clock() >= until else probe
             refused = await self._try(held[:part])
@@ -396,12 +316,12 @@ class BulkSubmitter:
                 continue
             if isinstance(row.outcome, Receipt):
                 if row.request.shadow is not None and not row.outcome.repeated:
-                    self._services.shadow_copies.offer(row.request)
+                    self.services.shadow_copies.offer(row.request)
                 admitted[row.request.model.name, row.request.model.asked_version] += 1
             elif isinstance(row.outcome, HeadraceError):
-                self._services.counters.refused(row.request.model.name, row.outcome.code)
+                self.services.counters.refused(row.request.model.name, row.outcome.code)
         for (name, version), count in admitted.items():
-            self._services.counters.admitted(name, version, count)
+            self.services.counters.admitted(name, version, count)
 
     def _answer(self, row: BulkLine, waits: dict[tuple[str, str], Waiting | None]) -> bytes:
         outcome = row.outcome
@@ -417,9 +337,11 @@ class BulkSubmitter:
             # A line has no header for it.
             if isinstance(outcome, Throttled) and outcome.retry_after_s > 1:
                 members["retry_after"] = outcome.retry_after_s
-            reply = problem(outcome, self._path, **members)
+            reply = problem(outcome, self.request.path, **members)
         else:
-            reply = unexpected(RuntimeError(f"line {row.number} has no outcome"), self._path)
+            error = RuntimeError(f"line {row.number} has no outcome")
+            failure, error_id = internal_error(error, self.request.path)
+            reply = problem(failure, self.request.path, id=error_id)
         return b'{"error":%s}' % reply.body
 
 

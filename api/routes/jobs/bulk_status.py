@@ -26,11 +26,7 @@ from headrace.jobs.job import Count, Job, JobFailure, State, Status, error_of, s
 from headrace.queue.job_queue import OUTCOMES_MAX_JOBS, VIEW_MAX_JOBS
 from headrace.redis.scripts import pages_of
 from headrace.schema.jobs import JobObject, Timings
-from headrace.schema.serialization import (
-    job_object,
-    result_member,
-    timings_member,
-)
+from headrace.schema.serialization import job_object, result_member, timings_member
 
 IDS_MAX: Final = 1000
 NULL: Final = b"null"
@@ -169,11 +165,7 @@ async def job_or_null(services: Services, job: Job | None, with_result: bool) ->
 
 
 async def read_ids(services: Services, request: Request) -> list[str]:
-    """Return the ids in the body.
-
-    Raises:
-        InvalidRequest: the body is not `{"ids": [...]}`, or has more than IDS_MAX ids.
-    """
+    """Return the ids in the body; raise InvalidRequest if it is not `{"ids": [...]}`."""
     require_json(request)
     return _IDS.decode(await read_body(request, services.settings.body_limit_bytes)).ids
 
@@ -182,13 +174,12 @@ async def _cancel(
     services: Services, ids: Sequence[str], caller: Caller
 ) -> dict[str, Cancellation]:
     outcomes = dict(zip(ids, await services.queue.cancel(ids, caller.only), strict=True))
-    cancelled = {}
-    others = []
-    for job_id, outcome in outcomes.items():
-        if outcome == "removed":
-            cancelled[job_id] = Cancellation(job_id, outcome, State.CANCELLED.status)
-        elif outcome != "unknown":
-            others.append(job_id)
+    cancelled = {
+        job_id: Cancellation(job_id, outcome, State.CANCELLED.status)
+        for job_id, outcome in outcomes.items()
+        if outcome == "removed"
+    }
+    others = [job_id for job_id in ids if outcomes[job_id] not in ("removed", "unknown")]
     for job in await services.queue.view(others, results=False) if others else ():
         if job is not None and caller.may_see(job.key):
             cancelled[job.id] = Cancellation(job.id, outcomes[job.id], job.state.status)

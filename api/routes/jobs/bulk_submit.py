@@ -15,17 +15,11 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.bodies import FORM_TYPE, Line, LineSplitter, batches, require_type
-from api.http.messages import (
-    NO_STORE,
-    Message,
-    Reply,
-    Request,
-    ResponseCutShort,
-    StreamingReply,
-    Write,
-)
+from api.http.messages import Message, Reply, Request, ResponseCutShort, StreamingReply, Write
 from api.http.send_buffer import SendBuffer
+from api.routes.event_stream import STREAM_HEADERS
 from api.routes.jobs.bulk import BulkLine, BulkSubmitter
+from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
 from api.submission.job_request import idempotency_key, request_trace
@@ -33,11 +27,9 @@ from headrace.errors import InvalidRequest
 from headrace.jobs.ids import check_key
 from headrace.jobs.job import Amount
 from headrace.jobs.tokens import DEADLINE_HEADER
+from headrace.redis import keys
 
-NDJSON: Final = b"application/x-ndjson"
-TYPES: Final = frozenset(
-    {"", FORM_TYPE, "application/x-ndjson", "application/ndjson", "application/jsonl"}
-)
+TYPES: Final = frozenset({"", FORM_TYPE, NDJSON, "application/ndjson", "application/jsonl"})
 #: The most lines of one call of jobs/submit.lua, which bounds how long it blocks Redis.
 CALL_MAX_LINES: Final = 256
 #: The most bytes of their lines, unless the first alone is longer.
@@ -49,8 +41,6 @@ IDLE_MAX_S: Final = 600.0
 UNREAD_MAX_S: Final = 600.0
 #: ... or anything, once there is no room for more of them.
 FULL_MAX_S: Final = 60.0
-#: Without it a proxy may buffer the answer, which would undo the streaming.
-_UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 
 Rows = list[BulkLine]
 
@@ -91,18 +81,16 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
     first = await request.receive()
     hold_s = most_s if query.hold is UNSET else min(query.hold, most_s)
     submitter = BulkSubmitter(
-        services,
-        request.path,
-        key,
-        hold_s,
-        request.caller,
+        services=services,
+        request=request,
         trace=request_trace(request),
+        key=key,
+        hold_s=hold_s,
         brief=query.brief == "1",
-        quiet=query.quiet == "1",
+        waiter=keys.NO_WAITER if query.quiet == "1" else "",
         deadline_s=_deadline_s(request),
-        header=request.header,
     )
-    exchange = _Exchange(services, request, submitter, first)
+    exchange = _Exchange(submitter, first)
 
     async def run(write: Write) -> None:
         if services.spans is None:
@@ -113,15 +101,10 @@ async def submit_bulk(services: Services, request: Request) -> Reply | Streaming
             submitter.trace = trace
             await exchange.run(write)
 
-    return StreamingReply(200, run, NDJSON, (NO_STORE, _UNBUFFERED))
+    return StreamingReply(200, run, NDJSON.encode(), STREAM_HEADERS)
 
 
 def _deadline_s(request: Request) -> int | None:
-    """Return by when the results of a request are wanted, in seconds since 1970, or None.
-
-    Raises:
-        InvalidRequest: the header is not valid.
-    """
     text = request.header(DEADLINE_HEADER.lower().encode()).decode("latin-1")
     if not text:
         return None
@@ -134,34 +117,21 @@ def _deadline_s(request: Request) -> int | None:
 
 
 class _Exchange:
-    """One bulk request while it lasts."""
-
-    def __init__(
-        self, services: Services, request: Request, submitter: BulkSubmitter, first: Message
-    ) -> None:
-        self._stopping = services.waiters.dismissed
-        self._buffers = services.send_buffers
-        self._request = request
+    def __init__(self, submitter: BulkSubmitter, first: Message) -> None:
         self._submitter = submitter
+        self._services = submitter.services
         self._first = first
-        self._splitter = LineSplitter(services.settings.body_limit_bytes)
         self._read: asyncio.Queue[Rows | None] = asyncio.Queue(1)
         self._submitted: asyncio.Queue[Rows | None] = asyncio.Queue(1)
-        self._limit_lines = services.settings.bulk_limit_lines
         self._whole = False
 
     async def run(self, write: Write) -> None:
-        """Answer every line.
-
-        Raises:
-            ResponseCutShort: the client hung up, does not read, or this process stops; lines that
-                were read are jobs.
-        """
-        with self._buffers.new() as buffer:
+        """Answer every line; lines that were read are jobs, even if the answer is cut short."""
+        with self._services.send_buffers.new() as buffer:
             try:
                 async with asyncio.TaskGroup() as stages:
-                    for stage in (self._receive, self._submit):
-                        stages.create_task(stage())
+                    stages.create_task(self._receive())
+                    stages.create_task(self._submit())
                     stages.create_task(self._answer(buffer))
                     stages.create_task(_send(buffer, write))
             except* TimeoutError:
@@ -171,13 +141,15 @@ class _Exchange:
 
     async def _receive(self) -> None:
         message = self._first
+        splitter = LineSplitter(self._services.settings.body_limit_bytes)
         while not self._whole and message["type"] != "http.disconnect":
-            lines = self._splitter.feed(message.get("body", b""))
+            lines = splitter.feed(message.get("body", b""))
             if not message.get("more_body"):
-                lines += self._splitter.finish()
+                lines += splitter.finish()
                 self._whole = True
             lines, cut = self._within_limit(lines)
-            await self._submitter.prepare()
+            # Lines may ask for any version of a model.
+            await self._services.model_statuses.refresh()
             for batch in batches(lines, CALL_MAX_LINES, CALL_MAX_BYTES):
                 await self._read.put(self._submitter.read(batch))
             if cut:
@@ -190,22 +162,21 @@ class _Exchange:
 
     def _within_limit(self, lines: list[Line]) -> tuple[list[Line], bool]:
         """Return the lines within the limit and the first beyond it, and whether there was one."""
-        if not lines or lines[-1].number <= self._limit_lines:
+        limit = self._services.settings.bulk_limit_lines
+        if not lines or lines[-1].number <= limit:
             return lines, False
-        within = [line for line in lines if line.number <= self._limit_lines]
+        within = [line for line in lines if line.number <= limit]
         return [*within, lines[len(within)]], True
 
     async def _next(self) -> Message:
         """Return the next part of the body; a disconnect if this process stops or nothing comes."""
-        coming = asyncio.ensure_future(self._request.receive())
-        stopping = asyncio.create_task(self._stopping.wait())
+        coming = asyncio.ensure_future(self._submitter.request.receive())
+        stopping = asyncio.create_task(self._services.waiters.dismissed.wait())
         try:
             await asyncio.wait(
                 {coming, stopping}, timeout=IDLE_MAX_S, return_when=asyncio.FIRST_COMPLETED
             )
-            if not coming.done():
-                return {"type": "http.disconnect"}
-            return coming.result()
+            return coming.result() if coming.done() else {"type": "http.disconnect"}
         finally:
             for task in (coming, stopping):
                 task.cancel()

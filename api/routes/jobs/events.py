@@ -23,15 +23,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import NO_CONTENT, NO_STORE, Reply, Request, StreamingReply
-from api.routes.event_stream import (
-    EVENT_STREAM,
-    STREAM_HEADERS,
-    EventStream,
-    EventWriter,
-    StreamEvent,
-    take_stream,
-)
-from api.routes.jobs.job import visible_job, write_nothing
+from api.routes.event_stream import EventWriter, StreamEvent, stream_events
+from api.routes.jobs.job import visible_job
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
@@ -55,24 +48,22 @@ class EventsQuery(msgspec.Struct):
     ] = UNSET
 
 
+def last_event_id(request: Request) -> str:
+    """Return the id of the last event that the client has, "" for none."""
+    given = read_query(request, EventsQuery).last_event_id
+    return request.header(b"last-event-id").decode("latin-1") if given is UNSET else given
+
+
 async def get_events(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """Stream the job's events from now, or from the last event that the client has."""
-    last_id = read_query(request, EventsQuery).last_event_id
-    if last_id is UNSET:
-        last_id = request.header(b"last-event-id").decode("latin-1")
+    last_id = last_event_id(request)
     job = await visible_job(services, request.caller, job_id)
     if job.state.final and last_id == end_id(job.ended_us):
         # The client has all events; by the standard a 204 ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
-    if request.method == "HEAD":
-        return StreamingReply(200, write_nothing, EVENT_STREAM, STREAM_HEADERS)
-    if job.quiet and not job.state.final:
+    if job.quiet and not job.state.final and request.method != "HEAD":
         await services.queue.listen(job.id)
-    take_stream(services, request)
-    return EventStream(
-        services, request, _events(services, job, last_id), EventWriter(),
-        most_s=services.settings.event_stream_max_s,
-    ).reply()  # fmt: skip
+    return stream_events(services, request, _events(services, job, last_id), EventWriter())
 
 
 @contextlib.contextmanager
@@ -82,8 +73,6 @@ def _events(services: Services, job: Job, last_id: str) -> Iterator[_JobEvents]:
 
 
 class _JobEvents:
-    """The events of a watched job, from the last that the client has."""
-
     def __init__(self, services: Services, job: Job, watch: JobWatch, last_id: str) -> None:
         self._services = services
         self._job = job
@@ -103,7 +92,11 @@ class _JobEvents:
         if self._end is None and not self._watch.unknown:
             status = self._watch.status or self._job
             now = asyncio.get_running_loop().time()
-            events = self._sequence.due(status, now, await self._waits_for(status))
+            waiting_for = None
+            if status.state is State.QUEUED:
+                model, version = self._job.model, self._job.asked_version
+                waiting_for = await self._services.model_statuses.waiting_for(model, version)
+            events = self._sequence.due(status, now, waiting_for)
             if events and not events[-1].data:
                 self._end = events.pop()
         if self._end is not None:
@@ -129,12 +122,6 @@ class _JobEvents:
             # that of a later job, of another API key.
             return []
         return [StreamEvent(end_id(job.ended_us), name, job_object(job))]
-
-    async def _waits_for(self, status: Job) -> Waiting | None:
-        if status.state is not State.QUEUED:
-            return None
-        job = self._job
-        return await self._services.model_statuses.waiting_for(job.model, job.asked_version)
 
 
 def end_id(ended_us: int) -> str:
@@ -162,7 +149,8 @@ class EventSequence:
         if not events:
             return []
         if events[-1].id.startswith("q-"):
-            self.held = _same_wait(self._last, events[-1].id) and now - self._place_at < PLACE_S
+            same_wait = self._last.rpartition("-")[0] == events[-1].id.rpartition("-")[0]
+            self.held = same_wait and now - self._place_at < PLACE_S
             if self.held:
                 return []
             self._place_at = now
@@ -192,13 +180,17 @@ class EventSequence:
         if state is State.QUEUED:
             place = status.place or None
             target, reason = waiting_for or (None, "")
-            members = {"waiting_reason": reason} if reason else {}
+            members: dict[str, Any] = {"waiting_reason": reason} if reason else {}
             data = self._data(status, queue_position=place, waiting_for=target, **members)
             # The reason makes the event a new one; another position alone would be held back.
             kind = f"q-{status.attempts}{'-x' if reason else ''}"
             return [StreamEvent(f"{kind}-{status.place}", "queued", data)]
         if state is State.SCHEDULED:
-            data = self._data(status, **_schedule(status))
+            members = {"due_at": iso(status.due_us)} if status.due_us else {}
+            if status.error_json:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    members["error"] = read_error(status.error_json)
+            data = self._data(status, **members)
             return [StreamEvent(f"d-{status.attempts}-{status.due_us}", "scheduled", data)]
         events = []
         if status.started_us and not (state.final and self._knows_attempt(status.attempts)):
@@ -217,26 +209,5 @@ class EventSequence:
         return kind in ("q", "d") and rest.partition("-")[0] == str(attempts)
 
     def _data(self, job: Job, status: str = "", **members: Any) -> bytes:
-        return msgspec.json.encode(
-            {
-                "id": self._job_id,
-                "status": status or job.state.status,
-                "attempts": job.attempts,
-                **members,
-            }
-        )
-
-
-def _schedule(status: Job) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    if status.due_us:
-        members["due_at"] = iso(status.due_us)
-    if status.error_json:
-        with contextlib.suppress(msgspec.MsgspecError):
-            members["error"] = read_error(status.error_json)
-    return members
-
-
-def _same_wait(first: str, other: str) -> bool:
-    """Return whether two ids differ in the queue position alone."""
-    return first.rpartition("-")[0] == other.rpartition("-")[0]
+        head = {"id": self._job_id, "status": status or job.state.status, "attempts": job.attempts}
+        return msgspec.json.encode({**head, **members})

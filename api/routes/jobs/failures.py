@@ -8,18 +8,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from api.http.messages import Reply, Request, json_reply
-from api.routes.jobs.listing import SINCE_MAX_S, instant_us, require_failures
+from api.routes.jobs.listing import Instant, instant_us, require_failures
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.jobs.ids import ModelName
-from headrace.jobs.job import Time
 from headrace.queue.failures import FailureGroup, split_group
 from headrace.schema.members import time_of
 from headrace.schema.operation import FailureGroups, FailuresOfGroup, Retried
 
 PATH: Final = "/api/v1/failures"
-GROUPS_DEFAULT: Final = 100
-GROUPS_MAX: Final = 1000
 
 
 class FailuresQuery(msgspec.Struct):
@@ -27,7 +24,7 @@ class FailuresQuery(msgspec.Struct):
 
     model: Annotated[ModelName | UnsetType, Meta(description="Only this model's failures.")] = UNSET
     since: Annotated[
-        Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)] | UnsetType,
+        Instant | UnsetType,
         Meta(
             description="Only jobs that failed at this time or later; a number is seconds since "
             "1970.",
@@ -38,7 +35,7 @@ class FailuresQuery(msgspec.Struct):
         str,
         Meta(description="Only groups with this text in their type, message, exception or line."),
     ] = ""
-    limit: Annotated[int, Meta(ge=1, le=GROUPS_MAX)] = GROUPS_DEFAULT
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
 async def list_failures(services: Services, request: Request) -> Reply:

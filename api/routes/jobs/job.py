@@ -7,7 +7,7 @@ from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta
 
 from api.http.messages import (
     NO_CONTENT,
@@ -18,21 +18,21 @@ from api.http.messages import (
     Request,
     StreamingReply,
     UnsatisfiableRange,
-    Write,
     json_reply,
     requested_range,
+    write_nothing,
 )
 from api.http.problems import job_problem, problem
 from api.routes.jobs.submission import wait_for_end
 from api.services import Services
 from api.submission.decoding import read_query
-from api.submission.waiting import WaitQuery, preferred_wait_s, query_wait_s
+from api.submission.waiting import WaitQuery, preferred_wait_s
 from headrace.access.api_key import Caller
 from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult, error_of
 from headrace.response import split_details
-from headrace.schema.serialization import job_object, raw_result
+from headrace.schema.serialization import JOBS_PATH, job_object, raw_result
 
 
 class JobQuery(WaitQuery):
@@ -44,7 +44,13 @@ class JobQuery(WaitQuery):
 
 
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
-_QUERY: Final = frozenset(JobQuery.__struct_fields__)
+#: Of an answer with the job of an earlier request.
+REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
+
+
+def location(job: Job) -> Header:
+    """Return the header with the path of a job that was submitted."""
+    return (b"location", (JOBS_PATH + job.id).encode())
 
 
 class Cancellation(msgspec.Struct):
@@ -64,58 +70,50 @@ class Cancellation(msgspec.Struct):
 
 async def get_job(services: Services, request: Request, job_id: str) -> Reply:
     """Return a job; with a wait, once the job has ended or the wait is over."""
-    job, applied = await _read(services, request, job_id)
+    query = read_query(request, JobQuery)
+    job, applied = await _read(services, request, job_id, query)
     if job.state.final:
-        body = job_object(job, with_traceback=_with_traceback(request))
+        body = job_object(job, with_traceback=query.traceback == "1")
         return Reply(200, body, headers=(NO_STORE, *applied))
     return await _not_yet(services, job, applied)
 
 
 async def get_result(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
     """Return the output of the handler; for a failed job, its problem."""
-    job, applied = await _read(services, request, job_id)
+    query = read_query(request, JobQuery)
+    job, applied = await _read(services, request, job_id, query)
     if not job.state.final:
         return await _not_yet(services, job, applied)
-    failure = error_of(job)
-    if failure is not None:
-        wanted = _with_traceback(request)
+    if (failure := error_of(job)) is not None:
+        wanted = query.traceback == "1"
         return job_problem(job, failure, request.path, with_traceback=wanted)
-    return await result_reply(services, request, job, applied)
+    return await _result_reply(services, request, job, applied)
 
 
 async def cancel_job(services: Services, request: Request, job_id: str) -> Reply:
     """Cancel a job."""
     request.query()
-    outcome = await services.queue.cancel_one(_checked(job_id), request.caller.only)
+    caller = request.caller
+    known = is_id(job_id)
+    outcome = await services.queue.cancel_one(job_id, caller.only) if known else "unknown"
     if outcome == "unknown":
         raise _unknown(job_id)
-    if outcome == "removed":
-        status = State.CANCELLED.status
-    else:
-        job = await services.queue.read(job_id)
-        if job is None or not request.caller.may_see(job.key):
-            raise _unknown(job_id)
-        status = job.state.status
-    status_code = 202 if outcome == "asked" else 200
-    return json_reply(Cancellation(job_id, outcome, status), status_code)
-
-
-def _with_traceback(request: Request) -> bool:
-    return read_query(request, JobQuery).traceback == "1"
+    status = State.CANCELLED.status
+    if outcome != "removed":
+        status = (await visible_job(services, caller, job_id)).state.status
+    return json_reply(Cancellation(job_id, outcome, status), 202 if outcome == "asked" else 200)
 
 
 async def _read(
-    services: Services, request: Request, job_id: str
+    services: Services, request: Request, job_id: str, query: JobQuery
 ) -> tuple[Job, tuple[Header, ...]]:
     """Read the job, and wait for its end if the request wants that."""
-    _with_traceback(request)  # a wrong value is refused before the wait
     max_wait_s = services.settings.max_wait_s
-    wait_s = query_wait_s(request.query(_QUERY).get("wait"), max_wait_s)
-    if wait_s is None:
+    if query.wait is UNSET:
         wait_s = preferred_wait_s(request.header(b"prefer"), max_wait_s)
-    applied: tuple[Header, ...] = ()
-    if wait_s is not None:
-        applied = ((b"preference-applied", b"wait=%g" % wait_s),)
+    else:
+        wait_s = min(query.wait, max_wait_s)
+    applied = () if wait_s is None else ((b"preference-applied", b"wait=%g" % wait_s),)
     job = await visible_job(services, request.caller, job_id)
     if wait_s and not job.state.final:
         job = await wait_for_end(services, job, request.receive, wait_s)
@@ -129,22 +127,11 @@ async def _not_yet(services: Services, job: Job, applied: tuple[Header, ...]) ->
 
 
 async def visible_job(services: Services, caller: Caller, job_id: str) -> Job:
-    """Return the job of an id.
-
-    Raises:
-        JobNotFound: no job has this id, or the caller may not see it.
-        BrokerUnavailable: Redis does not answer.
-    """
-    job = await services.queue.read(_checked(job_id))
+    """Return the job of an id; raise JobNotFound if the caller sees no such job."""
+    job = await services.queue.read(job_id) if is_id(job_id) else None
     if job is None or not caller.may_see(job.key):
         raise _unknown(job_id)
     return job
-
-
-def _checked(job_id: str) -> str:
-    if not is_id(job_id):
-        raise _unknown(job_id)
-    return job_id
 
 
 def _unknown(job_id: str) -> JobNotFound:
@@ -164,16 +151,9 @@ _RANGES: Final[Header] = (b"accept-ranges", b"bytes")
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 
 
-async def result_reply(
+async def _result_reply(
     services: Services, request: Request, job: Job, applied: tuple[Header, ...]
 ) -> Reply | StreamingReply:
-    """Return the answer to a request for the result of a job that has succeeded.
-
-    Raises:
-        JobNotFound: the result was deleted.
-        ResultFreed: the result was only for later stages of a pipeline, which have ended.
-        StoreUnavailable, BrokerError: the store does not answer.
-    """
     if job.freed:
         raise ResultFreed(
             f"the result of job {job.id!r} was freed: the stages of its pipeline that take it "
@@ -195,7 +175,13 @@ async def result_reply(
     try:
         span = requested_range(request.header(b"range"), request.header(b"if-range"), etag, size)
     except UnsatisfiableRange:
-        return _unsatisfiable(request, size)
+        error = RangeNotSatisfiable(
+            f"the range is outside of the result, which has {size} bytes",
+            hint="Request a range within it, or all of it.",
+        )
+        reply = problem(error, request.path)
+        shown = b"bytes */%d" % size
+        return reply._replace(headers=(*reply.headers, (b"content-range", shown)))
     status = 200 if span is None else 206
     if span is None:
         span = ByteRange(0, size)
@@ -219,8 +205,7 @@ async def stream_result(
 ) -> StreamingReply:
     """Return an answer that sends a part of a stored result while it is read.
 
-    Raises:
-        StoreError, BrokerError: its beginning cannot be read.
+    It raises a StoreError or BrokerError if the beginning cannot be read.
     """
     if stored is None or request.method == "HEAD" or span.start == span.end:
         return StreamingReply(status, write_nothing, content_type, headers)
@@ -235,18 +220,3 @@ async def stream_result(
         end=span.end,
     )
     return StreamingReply(status, send, content_type, headers)
-
-
-async def write_nothing(_: Write) -> None:
-    """Write no body: the answer to HEAD."""
-
-
-def _unsatisfiable(request: Request, size: int) -> Reply:
-    reply = problem(
-        RangeNotSatisfiable(
-            f"the range is outside of the result, which has {size} bytes",
-            hint="Request a range within it, or all of it.",
-        ),
-        request.path,
-    )
-    return reply._replace(headers=(*reply.headers, (b"content-range", b"bytes */%d" % size)))

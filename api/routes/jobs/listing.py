@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Final
@@ -14,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from api.http.messages import NO_STORE, Reply, Request
 from api.routes.jobs.bulk_status import job_or_null
 from api.services import Services
-from api.submission.decoding import read_query
+from api.submission.decoding import read_cursor, read_query
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest, ListsOff
 from headrace.jobs.ids import ID as ID_PATTERN
@@ -28,15 +27,16 @@ from headrace.redis.clock import US_PER_S
 from headrace.redis.scripts import pages_of
 from headrace.schema.jobs import JobObject
 
-PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 1000
 #: The year 9999, the last of RFC 3339.
 SINCE_MAX_S: Final = 253_402_300_799
 #: The position of a job in the list: when it was created, in microseconds, and its id.
 CURSOR: Final = r"^[0-9]{1,16}-[A-Za-z0-9_.:@/-]{1,128}$"
 
-_CURSOR = re.compile(CURSOR)
 _STATES: Final = {state.status: state for state in State}
+
+#: A time in a query; a number is seconds since 1970.
+Instant = Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)]
 
 
 class ListQuery(msgspec.Struct):
@@ -56,14 +56,14 @@ class ListQuery(msgspec.Struct):
         ),
     ] = UNSET
     since: Annotated[
-        Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)] | UnsetType,
+        Instant | UnsetType,
         Meta(
             description="Only jobs created at this time or later; a number is seconds since 1970.",
             examples=["2026-11-21T10:15:00Z"],
         ),
     ] = UNSET
     until: Annotated[
-        Time | Annotated[float, Meta(ge=0, le=SINCE_MAX_S)] | UnsetType,
+        Instant | UnsetType,
         Meta(description="Only jobs created before this time.", examples=["2026-11-22T00:00:00Z"]),
     ] = UNSET
     key: Annotated[str | UnsetType, Meta(description="Only jobs of the API key with this id.")] = (
@@ -92,7 +92,7 @@ class ListQuery(msgspec.Struct):
             extra_json_schema={"pattern": GROUP_NAME},
         ),
     ] = UNSET
-    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs per page.")] = PAGE_DEFAULT
+    limit: Annotated[int, Meta(ge=1, le=PAGE_MAX, description="Jobs per page.")] = 50
     cursor: Annotated[
         str | UnsetType,
         Meta(
@@ -123,7 +123,9 @@ async def list_jobs(services: Services, request: Request) -> Reply:
     else:
         _require_lists(services, search)
         page = await list_places(services.queue, models, search, before=before, limit=query.limit)
-    jobs = await _read(services, page.places)
+    ids, jobs = [place.job_id for place in page.places], list[Job | None]()
+    for some in pages_of(ids, VIEW_MAX_JOBS):
+        jobs += await services.queue.view(some, results=False)
     # A job may have changed its state since it was found.
     may_see = request.caller.may_see
     fit = [job for job in jobs if job is not None and may_see(job.key) and search.fits(job)]
@@ -177,10 +179,7 @@ def _search(request: Request, query: ListQuery) -> JobSearch:
 
 
 def _before(query: ListQuery) -> JobPlace | None:
-    """Return the place before which the page begins."""
-    places = []
-    if query.cursor is not UNSET:
-        places.append(_place(query.cursor))
+    places = [] if query.cursor is UNSET else [JobPlace(*read_cursor(CURSOR, query.cursor))]
     if query.until is not UNSET:
         places.append(JobPlace(instant_us("until", str(query.until)), ""))
     return min(places, default=None)
@@ -227,14 +226,6 @@ def _no_metadata(text: str) -> InvalidRequest:
     )
 
 
-async def _read(services: Services, places: list[JobPlace]) -> list[Job | None]:
-    ids = [place.job_id for place in places]
-    jobs: list[Job | None] = []
-    for page in pages_of(ids, VIEW_MAX_JOBS):
-        jobs += await services.queue.view(page, results=False)
-    return jobs
-
-
 def _states(words: Sequence[str]) -> list[State]:
     for word in words:
         if word not in _STATES:
@@ -268,13 +259,3 @@ def _instant_s(text: str) -> float:
         return max(0.0, (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return math.nan
-
-
-def _place(text: str) -> JobPlace:
-    if not _CURSOR.fullmatch(text):
-        raise InvalidRequest(
-            f"query parameter cursor: {text[:64]!r} is not a cursor of this API",
-            hint="Send the cursor of the previous page unchanged.",
-        )
-    created, _, job_id = text.partition("-")
-    return JobPlace(int(created), job_id)

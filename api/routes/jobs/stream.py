@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Annotated, Final, Literal, NamedTuple
 
@@ -21,7 +22,6 @@ from api.http.messages import (
     JSON,
     NO_CONTENT,
     NO_STORE,
-    Header,
     Reply,
     Request,
     ResponseCutShort,
@@ -31,16 +31,17 @@ from api.routes.event_stream import (
     EVENT_STREAM,
     HEAD,
     HEARTBEAT,
-    STREAM_HEADERS,
     EventStream,
     frame,
+    stream_events,
     take_stream,
 )
-from api.routes.jobs.job import visible_job, write_nothing
-from api.routes.jobs.submission import wait_for_end
+from api.routes.jobs.job import REPLAYED, location, visible_job
+from api.routes.jobs.submission import submit, wait_for_end
 from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query
+from api.submission.job_request import ValidatedRequest
 from headrace.errors import BrokerError, JobNotFound
 from headrace.jobs.job import Job, State
 from headrace.jobs.values.encoding import without_line_ends
@@ -94,10 +95,8 @@ async def get_stream(services: Services, request: Request, job_id: str) -> Reply
         # The client has all events; by the standard a 204 ends its reconnecting.
         return Reply(NO_CONTENT, b"", headers=(NO_STORE,))
     writer = _WRITERS[query.format]()
-    if request.method == "HEAD":
-        return StreamingReply(200, write_nothing, writer.content_type, STREAM_HEADERS)
-    take_stream(services, request)
-    return _stream(services, request, job, after, writer)
+    pieces = pieces_of(services, job, after)
+    return stream_events(services, request, pieces, writer, writer.content_type)
 
 
 @lru_cache(maxsize=256)
@@ -112,14 +111,9 @@ def prefers_events(accept: bytes) -> bool:
 
 
 async def submit_and_stream(
-    services: Services,
-    request: Request,
-    submit: Callable[[], Awaitable[tuple[Job, tuple[Header, ...]]]],
+    services: Services, request: Request, validated: ValidatedRequest
 ) -> StreamingReply:
     """Submit a job and stream its pieces; the job goes on if the client hangs up.
-
-    Args:
-        submit: submits the job; returns it, and headers of the answer.
 
     Raises:
         TooManyStreams: a limit is reached; nothing was submitted.
@@ -127,11 +121,14 @@ async def submit_and_stream(
     """
     take_stream(services, request)
     try:
-        job, headers = await submit()
+        job, replayed = await submit(services, validated)
     except BaseException:
         services.stream_limit.leave(request.caller.key_id)
         raise
-    return _stream(services, request, job, Place(), _EVENTS(), headers)
+    most_s = services.settings.event_stream_max_s
+    pieces = pieces_of(services, job, Place())
+    stream = EventStream(services, request, pieces, _EVENTS(), most_s=most_s)
+    return stream.reply(headers=(location(job), *((REPLAYED,) if replayed else ())))
 
 
 class Ended(NamedTuple):
@@ -162,8 +159,6 @@ def pieces_of(services: Services, job: Job, after: Place) -> Iterator[_JobPieces
 
 
 class _JobPieces:
-    """The source of `pieces_of`."""
-
     def __init__(self, follower: LogFollower, ending: asyncio.Task[Job]) -> None:
         self._follower = follower
         self._ending = ending
@@ -181,53 +176,29 @@ class _JobPieces:
             return []
         if ended and not events:
             self.over = True
-            return self._end()
+            with contextlib.suppress(JobNotFound, BrokerError):
+                job = self._ending.result()
+                events += [Ended(self._follower.place, job)] if job.state.final else []
         return events
 
-    def _end(self) -> list[PieceEvent]:
-        try:
-            job = self._ending.result()
-        except (JobNotFound, BrokerError):
-            return []
-        return [Ended(self._follower.place, job)] if job.state.final else []
 
-
-def _stream(
-    services: Services, request: Request, job: Job, after: Place, writer: _PieceWriter,
-    headers: tuple[Header, ...] = (),
-) -> StreamingReply:  # fmt: skip
-    stream = EventStream(
-        services, request, pieces_of(services, job, after), writer,
-        most_s=services.settings.event_stream_max_s,
-    )  # fmt: skip
-    return stream.reply(writer.content_type, headers)
-
-
+@dataclass
 class _PieceWriter:
     """Writes pieces in a format; `cut` if a client would take an incomplete answer for whole."""
 
-    def __init__(
-        self,
-        content_type: bytes,
-        head: bytes,
-        heartbeat: bytes,
-        text: Callable[[PieceEvent], bytes],
-        *,
-        cut: bool = False,
-    ) -> None:
-        self.content_type = content_type
-        self.head = head
-        self.heartbeat = heartbeat
-        self._text = text
-        self._cut = cut
+    content_type: bytes
+    head: bytes
+    heartbeat: bytes
+    text_of: Callable[[PieceEvent], bytes]
+    cut: bool = False
 
     async def text(self, events: Sequence[PieceEvent]) -> bytes:
         if events and isinstance(events[-1], Ended):
-            self._cut = False
-        return b"".join(map(self._text, events))
+            self.cut = False
+        return b"".join(map(self.text_of, events))
 
     def end(self) -> None:
-        if self._cut:
+        if self.cut:
             raise ResponseCutShort
 
 

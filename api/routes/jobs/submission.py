@@ -21,7 +21,8 @@ from api.submission.job_request import (
     trace_id_of,
     with_trace,
 )
-from api.submission.waiting import until_ended
+from api.submission.waiting import PendingWait, until_ended
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import BrokerError, BrokerUnavailable, HeadraceError, RequestError
 from headrace.jobs.job import Job, State
 from headrace.jobs.message import InputSource
@@ -39,11 +40,7 @@ from headrace.schema.lines import JobRequest
 
 
 class AcceptedJob(NamedTuple):
-    """The job of a submit.
-
-    Attributes:
-        replayed: an earlier request submitted it; `job` is its present state.
-    """
+    """The job of a submit; `replayed` if an earlier request submitted it."""
 
     job: Job
     replayed: bool
@@ -52,31 +49,35 @@ class AcceptedJob(NamedTuple):
 async def validate(
     services: Services, request: Request, fields: JobRequest, identity: JobIdentity
 ) -> ValidatedRequest:
-    """Check a request in JSON, and choose the version of its model.
-
-    Raises:
-        RequestError: the request is refused.
-    """
+    """Check a request in JSON, and choose the version of its model; a refusal is a RequestError."""
     if fields.version is not None:
         await services.model_statuses.refresh()
     model = requested_model(services.catalog, services.model_statuses, fields)
     try:
-        services.webhook_policy.check(fields.options)
-        shadow = None
-        if model.traffic is not None and fields.version is None:
-            statuses, metadata = services.model_statuses, fields.options.metadata
-            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
-        inline_limit_bytes = services.settings.inline_limit_bytes
-        validated = request_from_json(
-            fields, model, identity, inline_limit_bytes, request.caller, request.header
-        )
-        if shadow is not None:
-            validated = msgspec.structs.replace(validated, shadow=shadow)
-        services.input_checks.check(validated)
+        return validated(services, request, fields, model, identity)
     except RequestError as error:
         services.counters.refused(model.name, error.code)
         raise
-    return validated
+
+
+def validated(
+    services: Services,
+    request: Request,
+    fields: JobRequest,
+    model: ModelConfig,
+    identity: JobIdentity,
+) -> ValidatedRequest:
+    """Check a request in JSON for a model, whose traffic may choose another version."""
+    services.webhook_policy.check(fields.options)
+    shadow = None
+    if model.traffic is not None and fields.version is None:
+        metadata = fields.options.metadata
+        statuses = services.model_statuses
+        model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
+    limit_bytes = services.settings.inline_limit_bytes
+    found = request_from_json(fields, model, identity, limit_bytes, request.caller, request.header)
+    services.input_checks.check(found)
+    return found if shadow is None else msgspec.structs.replace(found, shadow=shadow)
 
 
 async def submit(services: Services, request: ValidatedRequest, waiter: str = "") -> AcceptedJob:
@@ -98,9 +99,7 @@ async def submit_and_wait(
 ) -> AcceptedJob:
     """Submit the job and wait for its end; a wait that fails leaves the job as it is.
 
-    Raises:
-        ClientGone: the client hung up.
-        BrokerUnavailable, RequestError, StoreError: as in `submit`.
+    It raises the errors of `submit`, and ClientGone if the client hangs up.
     """
     waiters = services.waiters
     with waiters.own(request.identity.job_id) as wait:
@@ -108,7 +107,7 @@ async def submit_and_wait(
         if not accepted.replayed:
             created_us = accepted.job.created_us
             wait.submitted(created_us)
-            with services.pending_waits.begin(wait, wait_s, receive) as pending:
+            with PendingWait(services.pending_waits, wait, wait_s, receive) as pending:
                 try:
                     ended = await until_ended(
                         wait, pending, waiters, services.queue.read, created_us
@@ -130,10 +129,8 @@ async def submit_and_wait(
 async def wait_for_end(services: Services, job: Job, receive: Receive | None, wait_s: float) -> Job:
     """Wait for the end of a job, whichever process submitted it.
 
-    Without `receive` the caller notices the hang-up of the client.
-
-    Returns:
-        The job, ended or as it is after `wait_s` seconds.
+    Without `receive` the caller notices the hang-up of the client. After `wait_s` seconds it
+    returns the job as it is.
 
     Raises:
         ClientGone: the client hung up.
@@ -146,7 +143,7 @@ async def wait_for_end(services: Services, job: Job, receive: Receive | None, wa
             # While Redis is away this fails; the record is read once it is back.
             with contextlib.suppress(BrokerError):
                 await services.queue.listen(job.id)
-        with services.pending_waits.begin(wait, wait_s, receive) as pending:
+        with PendingWait(services.pending_waits, wait, wait_s, receive) as pending:
             # The job may have ended before the subscription was confirmed.
             wait.watched(job.created_us)
             ended = await until_ended(wait, pending, waiters, services.queue.read, job.created_us)
@@ -157,14 +154,13 @@ def submission_of(
     services: Services,
     request: ValidatedRequest,
     now_s: float,
-    waiter: str = "",
-    source: InputSource | None = None,
+    waiter: str,
+    source: InputSource | None,
     deadline_s: float | None = None,
 ) -> JobSubmission:
-    """Return the arguments of jobs/submit.lua for a request.
+    """Return the arguments of jobs/submit.lua for a request; `waiter` is as in `SubmitKind`.
 
-    `now_s` is the time by Redis' clock. `waiter` is as in `SubmitKind`. `source` is the place of an
-    input that the message does not carry.
+    `now_s` is the time by Redis' clock. `source` is an input that the message does not carry.
     """
     kind = SubmitKind(
         request.model, services.settings.result_ttl_s, request.options, waiter, request.caller
@@ -227,10 +223,7 @@ async def _earlier_job(
 ) -> AcceptedJob:
     """Return the job of an earlier request where the input of its repeat cannot be stored.
 
-    Raises:
-        HeadraceError: `error`, where no such job exists.
-        Conflict: the job belongs to a different request.
-        BrokerUnavailable: Redis does not answer.
+    Where no such job exists, it raises `error`.
     """
     job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
     if job is None:
@@ -270,8 +263,4 @@ async def _ended_job(services: Services, job: Job, ended: Job | EndedJob) -> Job
             record = await services.queue.read(job.id)
             if record is not None and record.created_us == job.created_us:
                 return record
-    return _from_notice(job, ended)
-
-
-def _from_notice(job: Job, ended: EndedJob) -> Job:
     return ended.job(job.model, job.created_us, job.metadata_json, job.asked_version, job.trace_id)

@@ -7,7 +7,6 @@ client that prefers events to JSON is answered with the job's pieces.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +15,7 @@ from api.http.bodies import input_of, is_form, read_body, require_json
 from api.http.forms import read_form
 from api.http.messages import Header, Reply, Request, StreamingReply
 from api.http.problems import problem
-from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.job import REPLAYED, RETRY_AFTER, location
 from api.routes.jobs.stream import prefers_events, submit_and_stream
 from api.routes.jobs.submission import submit, submit_and_wait, validate
 from api.services import Services
@@ -45,11 +44,9 @@ from headrace.errors import (
     RequestError,
     StoreError,
 )
-from headrace.jobs.job import Job
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
-from headrace.schema.serialization import JOBS_PATH, job_object
+from headrace.schema.serialization import job_object
 
-REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
 _JOB_QUERY: Final = frozenset(WaitQuery.__struct_fields__)
 _MODEL_QUERY: Final = OPTION_NAMES | _JOB_QUERY
 _METADATA: Final = frozenset({"metadata"})
@@ -76,21 +73,17 @@ async def _submit_body(
     services: Services, request: Request, model: ModelConfig, version: str | None
 ) -> SubmitAnswer:
     try:
-        identity = shadow = None
+        identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
+        shadow = None
         if model.traffic is not None and version is None:
-            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
-            metadata = _metadata(request)
-            model, shadow = route(
-                model, services.model_statuses, identity.job_id, metadata, request.header
-            )
+            statuses, metadata = services.model_statuses, _metadata(request)
+            model, shadow = route(model, statuses, identity.job_id, metadata, request.header)
         declared = model.parameters
         query = request.query(_MODEL_QUERY.union(declared) if declared else _MODEL_QUERY)
         options = options_from_query(query)
         if options is not DEFAULT_OPTIONS:
             services.webhook_policy.check(options)
         wait_s = query_wait_s(query.get("wait"), services.settings.max_wait_s)
-        if identity is None:
-            identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
         body = await read_body(request, services.settings.body_limit_bytes)
         validated = request_of_body(
             request, model, body, query, options, identity, version,
@@ -129,7 +122,6 @@ def request_of_body(
 
     Args:
         query: its query, which may have parameters of the model.
-        version: the version in its path.
         inline_limit_bytes: a longer input becomes a payload.
 
     Raises:
@@ -175,19 +167,15 @@ async def _submit_json(services: Services, request: Request, path_id: str | None
     require_json(request, "Send JSON, or the input itself to /api/v1/models/{model}/jobs.")
     body = await read_body(request, services.settings.body_limit_bytes)
     fields = SUBMIT.decode(body)
-    given_id = _given_id(path_id, fields.id)
+    if path_id is not None and fields.id not in (None, path_id):
+        raise InvalidRequest(
+            f"the path names the job {path_id[:128]!r} and the body {str(fields.id)[:128]!r}",
+            hint="Leave id out of the body.",
+        )
+    given_id = fields.id if path_id is None else path_id
     identity = identity_of(given_id, idempotency_key(request), owner=request.caller.key_id)
     validated = await validate(services, request, fields, identity)
     return await _submit(services, request, validated, wait_s)
-
-
-def _given_id(path_id: str | None, body_id: str | None) -> str | None:
-    if path_id is not None and body_id is not None and path_id != body_id:
-        raise InvalidRequest(
-            f"the path names the job {path_id[:128]!r} and the body {body_id[:128]!r}",
-            hint="Leave id out of the body.",
-        )
-    return body_id if path_id is None else path_id
 
 
 async def _submit(
@@ -198,8 +186,7 @@ async def _submit(
     try:
         accept = request.header(b"accept")
         if accept and prefers_events(accept):
-            submit_now = partial(_submit_with_headers, services, validated)
-            return await submit_and_stream(services, request, submit_now)
+            return await submit_and_stream(services, request, validated)
         return await _submit_and_wait(services, request, validated, wait_s)
     except BrokerUnavailable as error:
         services.counters.refused(name, error.code)
@@ -208,14 +195,6 @@ async def _submit(
     except (RequestError, StoreError) as error:
         services.counters.refused(name, error.code)
         raise
-
-
-async def _submit_with_headers(
-    services: Services, validated: ValidatedRequest
-) -> tuple[Job, tuple[Header, ...]]:
-    """Submit the job; return it with the headers of the answer."""
-    job, replayed = await submit(services, validated)
-    return job, (_location(job), *((REPLAYED,) if replayed else ()))
 
 
 async def _submit_and_wait(
@@ -234,12 +213,8 @@ async def _submit_and_wait(
     if replayed:
         applied = (REPLAYED, *applied)
     if job.state.final:
-        return Reply(200, job_object(job), headers=(_location(job), *applied))
+        return Reply(200, job_object(job), headers=(location(job), *applied))
     name = validated.model.name
     waiting_for = await services.model_statuses.waiting_for(name, job.asked_version)
     body = job_object(job, waiting_for=waiting_for)
-    return Reply(202, body, headers=(_location(job), RETRY_AFTER, *applied))
-
-
-def _location(job: Job) -> Header:
-    return (b"location", (JOBS_PATH + job.id).encode())
+    return Reply(202, body, headers=(location(job), RETRY_AFTER, *applied))

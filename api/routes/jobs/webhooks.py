@@ -47,7 +47,8 @@ async def list_deliveries(services: Services, request: Request, job_id: str) -> 
 
 async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
     """Send a delivery again within a second, under the same id and with all its retries."""
-    wanted = await _requested_id(request)
+    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
+    wanted = _REDELIVERY.decode(body).id if body.strip() else None
     for _ in range(TRIES):
         visible = await _visible(services, request.caller, job_id)
         name = wanted or max(
@@ -75,18 +76,8 @@ async def redeliver(services: Services, request: Request, job_id: str) -> Reply:
     raise Conflict("the webhook is being sent at the moment", hint="Read its outcome.")
 
 
-async def _requested_id(request: Request) -> str:
-    """Return the delivery that the body names; "" for none."""
-    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
-    return _REDELIVERY.decode(body).id or "" if body.strip() else ""
-
-
 async def _visible(services: Services, caller: Caller, job_id: str) -> dict[str, PendingDelivery]:
-    """Return the job's deliveries that the caller may see; they outlive its record.
-
-    Raises:
-        JobNotFound: neither a delivery nor the job exists.
-    """
+    """Return the job's deliveries that the caller may see; they outlive its record."""
     log = await services.webhook_deliveries.read(job_id) if is_id(job_id) else None
     visible = {
         name: pending

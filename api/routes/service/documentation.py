@@ -36,15 +36,12 @@ class _Files(StaticFiles):
         try:
             response = await super().get_response(path, scope)
         except HTTPException:
-            return _not_found(scope["path"])
+            path = scope["path"]
+            hint = "See /docs for the routes."
+            reply = problem(PathNotFound(f"there is nothing at {path[:256]}", hint=hint), path)
+            return Response(reply.body, reply.status, media_type=reply.content_type.decode())
         response.headers["x-content-type-options"] = "nosniff"
         return response
-
-
-def _not_found(path: str) -> Response:
-    error = PathNotFound(f"there is nothing at {path[:256]}", hint="See /docs for the routes.")
-    reply = problem(error, path)
-    return Response(reply.body, reply.status, media_type=reply.content_type.decode())
 
 
 static_files: Final = _Files(directory=Path(__file__).parents[2] / "static")
@@ -77,9 +74,7 @@ async def root(_services: Services, _: Request) -> Reply:
 async def page(services: Services, request: Request) -> Reply:
     """Return the page of Swagger UI, with the list of operations."""
     schema = services.describe(with_models=await may_read(services, request))
-    return Reply(
-        200, _page(schema["info"]["title"], schema).encode(), b"text/html; charset=utf-8", _HEADERS
-    )
+    return Reply(200, _page(schema).encode(), b"text/html; charset=utf-8", _HEADERS)
 
 
 async def openapi(services: Services, request: Request) -> Reply:
@@ -93,8 +88,8 @@ async def static(_services: Services, _: Request, _file: str) -> Delegated:
     return Delegated()
 
 
-def _page(title: str, schema: dict[str, Any]) -> str:
-    version = SWAGGER_UI_VERSION
+def _page(schema: dict[str, Any]) -> str:
+    title, version = schema["info"]["title"], SWAGGER_UI_VERSION
     return f"""<!doctype html>
 <html lang="en">
 <head>

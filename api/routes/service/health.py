@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from api.components.model_status import ModelStateName, ModelStatus
+from api.components.model_status import ModelStateName
 from api.http.messages import Reply, Request, json_reply
 from api.http.problems import explain, problem
 from api.routes.admission import may_read
@@ -73,12 +73,11 @@ async def ready(services: Services, request: Request) -> Reply:
     except BrokerError as error:
         return problem(error, request.path, broker="unavailable")
     shown = await may_read(services, request)
-    states = {name: _state(status, with_error=shown) for name, status in statuses.items()}
-    missing = [
-        name
+    states = {
+        name: Readiness(status.state, status.ready, (shown and status.error) or UNSET)
         for name, status in statuses.items()
-        if not (status.ready or status.state == UNLOADED_STATE)
-    ]
+    }
+    missing = [n for n, one in statuses.items() if not one.ready and one.state != UNLOADED_STATE]
     if models == "all" and missing:
         strict = ModelsNotReady(
             f"no loaded replica of: {', '.join(missing)}",
@@ -86,11 +85,6 @@ async def ready(services: Services, request: Request) -> Reply:
         )
         return problem(strict, request.path, broker="ok", models=states)
     return json_reply(Ready(states))
-
-
-def _state(status: ModelStatus, *, with_error: bool) -> Readiness:
-    error = with_error and status.error
-    return Readiness(status.state, status.ready, error or UNSET)
 
 
 async def problem_type(_services: Services, _: Request, code: str) -> Reply:

@@ -74,7 +74,7 @@ def _all(
     waiting: int,
     shadows: Models,
 ) -> Iterator[MetricSamples]:
-    names = _names(models)
+    names = tuple((name,) for name, _ in models)
     yield _one(f.BROKER_UP, 1)
     yield _one(f.BUILD, 1, (__version__,))
     yield _one(f.WORKERS, len(scraped.workers))
@@ -85,7 +85,7 @@ def _all(
         used, limit = scraped.memory
         yield _one(f.REDIS_MEMORY, used)
         yield _one(f.REDIS_LIMIT, limit)
-    yield from _queues(scraped.depths, names, _queue_labels(models))
+    yield from _queues(scraped.depths, names, models)
     yield MetricSamples(f.PAUSED, names, list(map(int, scraped.paused)))
     yield from _counted(scraped.counted, names)
     yield from _versions(scraped.counted, models)
@@ -96,19 +96,8 @@ def _all(
     yield from _measured(list(scraped.workers.values()))
 
 
-def _queue_labels(models: Models) -> list[Labels]:
-    return [(name, version, str(step)) for step in keys.STEPS for name, version in models]
-
-
-def _names(models: Models) -> Names:
-    return tuple((name,) for name, _ in models)
-
-
-def _with_value(names: Names, value: str) -> list[Labels]:
-    return [(model, value) for (model,) in names]
-
-
-def _queues(depths: Depths, names: Names, labels: Sequence[Labels]) -> Iterator[MetricSamples]:
+def _queues(depths: Depths, names: Names, models: Models) -> Iterator[MetricSamples]:
+    labels = [(name, version, str(step)) for step in keys.STEPS for name, version in models]
     yield MetricSamples(f.DEPTH, labels, list(chain.from_iterable(depths.waiting)))
     yield MetricSamples(f.OLDEST, labels, list(chain.from_iterable(depths.oldest_ages_s)))
     yield MetricSamples(f.TOKENS, names, depths.tokens)
@@ -128,7 +117,7 @@ def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:
         series: list[Labels] = []
         values: list[bytes] = []
         for value in dict.fromkeys((*always, *columns)):
-            labels, column = _with_value(names, value), columns.get(value, totals.none)
+            labels, column = [(*name, value) for name in names], columns.get(value, totals.none)
             if value not in always and None in column:
                 present = [n for n, raw in enumerate(column) if raw is not None]
                 labels, column = [labels[n] for n in present], [column[n] for n in present]

@@ -77,7 +77,7 @@ async def register_model(services: Services, request: Request) -> Answer:
         files = found_model(
             services.settings,
             config.allowed_urls,
-            registry_of(services).sources,
+            registry_of(services).configs.sources,
             url,
             has_handler=bool(handler),
         )

@@ -8,7 +8,13 @@ import pytest
 import uvloop
 
 from api.http.messages import Message, Receive
-from api.submission.waiting import WATCH_AFTER_S, PendingWaits, preferred_wait_s, query_wait_s
+from api.submission.waiting import (
+    WATCH_AFTER_S,
+    PendingWait,
+    PendingWaits,
+    preferred_wait_s,
+    query_wait_s,
+)
 from headrace.errors import InvalidRequest
 from headrace.queue.following.waiters import JobWaiter
 
@@ -61,7 +67,7 @@ def test_each_pending_has_its_own_end_and_one_that_is_over_is_forgotten() -> Non
         async def wait(seconds: float, receive: Receive) -> tuple[bool, bool, float]:
             began = loop.time()
             awaited = JobWaiter("a")
-            with waits.begin(awaited, seconds, receive) as pending:
+            with PendingWait(waits, awaited, seconds, receive) as pending:
                 assert await awaited.woken() is None
                 return pending.late, pending.gone, loop.time() - began
 
@@ -69,7 +75,7 @@ def test_each_pending_has_its_own_end_and_one_that_is_over_is_forgotten() -> Non
             await asyncio.sleep(0.1)
             return await wait(seconds, receive)
 
-        with waits.begin(JobWaiter("b"), 30, hangs_up) as over:
+        with PendingWait(waits, JobWaiter("b"), 30, hangs_up) as over:
             pass
         found = await asyncio.gather(
             wait(0.05, hangs_up), wait(WATCH_AFTER_S + 0.05, silent), wait(30, hangs_up),

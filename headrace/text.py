@@ -1,9 +1,11 @@
-"""Numbers, times and sizes as text, for people: of the command line, of reports and of logs."""
+"""Numbers, times, sizes and paths as text, for people: on the command line, in reports and logs."""
 
 from __future__ import annotations
 
 import math
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 NOTHING: Final = "–"  # noqa: RUF001 - a dash is what a table shows for nothing
@@ -105,3 +107,8 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text
     )
+
+
+def path_text(path: Path | str) -> str:
+    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

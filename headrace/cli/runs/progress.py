@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 from headrace.cli.shared import output
 from headrace.cli.shared.progress_bar import Bar
 from headrace.errors import Forbidden, HeadraceError, RunNotFound
-from headrace.runs.sources.patterns import path_text
-from headrace.text import duration, rate
+from headrace.text import duration, path_text, rate
 
 if TYPE_CHECKING:
     from headrace.client import Client

@@ -22,7 +22,7 @@ import typer
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.media_types import BOM
-from headrace.runs.sources.patterns import path_text
+from headrace.text import path_text
 
 #: A folder with at most this many files is sorted; a larger one is read in file system order.
 SORTED_MAX: Final = 10_000

@@ -17,7 +17,7 @@ from headrace.payloads.stores import sync_folder
 from headrace.runs.checkpoint_file import LocalCheckpoints, same_file
 from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
-from headrace.runs.sources.patterns import path_text
+from headrace.text import path_text
 
 
 class _RowFields(msgspec.Struct):

@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, Conflict
 from headrace.payloads.stores import sync_folder
 from headrace.runs.arrow import read_parquet, write_parquet
 from headrace.runs.sinks.spooled import Target
-from headrace.runs.sources.patterns import path_text
+from headrace.text import path_text
 
 
 class LocalParquet(Target):

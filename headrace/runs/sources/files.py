@@ -27,9 +27,9 @@ from headrace.runs.sources.patterns import (
     expand_braces,
     is_of_output,
     is_pattern,
-    path_text,
     plain_parts,
 )
+from headrace.text import path_text
 
 READ_BYTES: Final = 1 << 20
 #: What a read raises if gzip data is broken or ends too early.

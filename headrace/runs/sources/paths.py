@@ -23,7 +23,8 @@ from typing_extensions import override
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source, SourceOptions
 from headrace.runs.sources.files import text_start
-from headrace.runs.sources.patterns import is_of_output, path_text, pattern_regex, plain_parts
+from headrace.runs.sources.patterns import is_of_output, pattern_regex, plain_parts
+from headrace.text import path_text
 
 #: The most names that are sorted in memory.
 SORTED_NAMES: Final = 100_000

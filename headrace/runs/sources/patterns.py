@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 from headrace.errors import ConfigError
@@ -19,11 +18,6 @@ _PIECE: Final = re.compile(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\])")
 _REGEXES: Final = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 #: The suffixes of a run's files next to its output: checkpoint, lock, spool, and temporary files.
 _OWN_SUFFIXES: Final = re.compile(r"(\.(run|lock|rows|new|upload|parquet))*")
-
-
-def path_text(path: Path | str) -> str:
-    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 def is_of_output(path: str, output: str) -> bool:

@@ -22,8 +22,8 @@ from headrace.jobs.values.encoding import binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, BOM, image_type, type_by_name
 from headrace.runs.interfaces import Carried, SourceOptions, carry
 from headrace.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
-from headrace.runs.sources.patterns import path_text
 from headrace.runs.sources.table import END, Item, TableSource, listed
+from headrace.text import path_text
 
 #: The kinds of members that a row carries, by the end of their name.
 CARRIED: Final = ("json", "cls", "txt")

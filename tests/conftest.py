@@ -43,7 +43,7 @@ SLOW: Final = (
     "integration/canvas",
     "integration/celery/test_flower.py",
     "extensions/tuning/integration/cli/test_optimize.py",
-    "integration/cli/test_top.py",
+    "extensions/top/integration/test_top.py",
     "integration/client/test_outage.py",
     "integration/jobs/streams/test_events_kills.py",
     "integration/jobs/streams/test_generator_classes.py",

@@ -65,7 +65,6 @@ WorkersOption = Annotated[
     ),
 ]
 _API_PROCESSES: Final = "Number of API processes on the port (default: 1)."
-_TOP_INTERVAL_S: Final = 2.0
 
 
 def _show_version(requested: bool) -> None:
@@ -332,24 +331,6 @@ def version() -> None:
 
 for _command in (submit, run, result, jobs, watch, cancel, retry):
     app.command()(_command)
-
-
-@app.command()
-def top(
-    interval: float = option(
-        "--interval SECONDS",
-        f"Time between two updates (default: {_TOP_INTERVAL_S:g}).",
-        _TOP_INTERVAL_S,
-        min=0.5,
-        max=3600,
-    ),
-    once: bool = flag("--once", "Print one view and exit; for pipes and scripts."),
-    url: options.Url = None,
-) -> None:
-    """Show a live view of queues, models, hosts and devices."""
-    from headrace.cli.top.screen import top as show
-
-    raise typer.Exit(show(url, interval_s=interval, once=once))
 
 
 app.add_typer(runs_group, name="runs")

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from extensions.top.cli.view import STEPS, ModelRow, PlaceRow, View
 from headrace.cli.shared.output import one_line
-from headrace.cli.top.view import STEPS, ModelRow, PlaceRow, View
-from headrace.text import short_duration, short_number, short_rate, size
+from headrace.text import size
 
 #: Terminal widths from which further columns are shown.
 MEDIUM: Final = 70
@@ -114,6 +114,37 @@ def bar(share: float | None, *, warn: bool = True) -> Text:
     drawn.append("░" * (BAR_CHARS - filled), style=DIM)
     drawn.append(f" {full:4.0%}")
     return drawn
+
+
+def short_number(value: float | None) -> str:
+    """Return a count in a few characters: `1,234`, `56.7k`, `1.2M`."""
+    if value is None:
+        return ""
+    if value < 10_000:
+        return f"{value:,.0f}"
+    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
+
+
+def short_rate(per_second: float | None) -> str:
+    """Return a rate in a few characters: `0`, `0.4`, `12`, `3,400`."""
+    if per_second is None:
+        return ""
+    return f"{per_second:.1f}" if 0.05 <= per_second < 10 else short_number(per_second)
+
+
+def short_duration(seconds: float | None) -> str:
+    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
+    if seconds is None:
+        return ""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
+    if seconds < 100:
+        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+    minutes, left_s = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{left_s:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
 
 
 def _state(row: ModelRow) -> Text:

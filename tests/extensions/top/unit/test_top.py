@@ -18,8 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from api.observability.metric_families import FAMILIES
-from headrace import Client
-from headrace.cli.top.layout import (
+from extensions.top.cli.layout import (
     DEVICES,
     HOSTS,
     MODELS,
@@ -27,10 +26,13 @@ from headrace.cli.top.layout import (
     ViewOptions,
     bar,
     lines,
+    short_duration,
+    short_rate,
 )
-from headrace.cli.top.sample import SERIES, Labels, Sample, parse, quantile
-from headrace.cli.top.screen import GAP_S, History, Poller, PollResult, Screen, pressed
-from headrace.cli.top.view import View, view_of
+from extensions.top.cli.sample import SERIES, Labels, Sample, parse, quantile
+from extensions.top.cli.screen import GAP_S, History, Poller, PollResult, Screen, pressed
+from extensions.top.cli.view import View, view_of
+from headrace import Client
 from headrace.errors import ServerUnreachable
 
 GIB = 1 << 30
@@ -349,8 +351,8 @@ def test_a_look_that_hangs_counts_into_how_long_there_was_no_answer(
             now += 10.0
             raise ServerUnreachable("Headrace does not answer")
 
-    monkeypatch.setattr("headrace.cli.top.screen.time", SimpleNamespace(monotonic=lambda: now))
-    monkeypatch.setattr("headrace.cli.top.screen.read", lambda _: None)
+    monkeypatch.setattr("extensions.top.cli.screen.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("extensions.top.cli.screen.read", lambda _: None)
     watch = Poller(cast(Client, Hanging()), 2.0)
     for _ in range(2):
         watch.result = watch._poll()
@@ -382,3 +384,12 @@ def test_other_tables_have_their_columns_too() -> None:
     text = "\n".join(texts(shown("a"), ViewOptions(200, 60)))
     for names in heads.values():
         assert all(name in text for name in names)
+
+
+def test_short_forms_have_a_few_characters() -> None:
+    assert [short_duration(s) for s in (None, 0.0012, 0.25, 1.24, 42, 250, 7500, 260_000)] == [
+        "", "1.2ms", "250ms", "1.2s", "42s", "4m10s", "2h05m", "3d",
+    ]  # fmt: skip
+    assert [short_rate(v) for v in (None, 0, 0.42, 12, 3400, 56_700, 1_200_000)] == [
+        "", "0", "0.4", "12", "3,400", "56.7k", "1.2M",
+    ]  # fmt: skip

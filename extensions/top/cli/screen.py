@@ -22,16 +22,18 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from extensions.top.cli.layout import KEYS, SORTS, ViewOptions, lines
+from extensions.top.cli.sample import Sample, read
+from extensions.top.cli.view import View, view_of
 from headrace import Client
-from headrace.cli.shared import output
+from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated
-from headrace.cli.top.layout import KEYS, SORTS, ViewOptions, lines
-from headrace.cli.top.sample import Sample, read
-from headrace.cli.top.view import View, view_of
+from headrace.cli.shared.options import flag, option
 from headrace.client.sync_client import run_plan
 from headrace.errors import HeadraceError
 
+INTERVAL_S: Final = 2.0
 #: Seconds between two looks for a new view or another size of the terminal.
 LOOK_S: Final = 0.1
 #: Rates are measured over about this many seconds; workers report once per second.
@@ -45,24 +47,29 @@ _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 _QUIT: Final = ("q", "Q", "\x1b")
 
 
-def top(url: str | None, *, interval_s: float, once: bool) -> ExitCode:
-    """Show a live view of queues, models, hosts and devices.
-
-    Raises:
-        HeadraceError: with `once`, the server does not answer.
-        typer.BadParameter: a live view has no terminal.
-    """
+def top(
+    interval: float = option(
+        "--interval SECONDS",
+        f"Time between two updates (default: {INTERVAL_S:g}).",
+        INTERVAL_S,
+        min=0.5,
+        max=3600,
+    ),
+    once: bool = flag("--once", "Print one view and exit; for pipes and scripts."),
+    url: options.Url = None,
+) -> None:
+    """Show a live view of queues, models, hosts and devices."""
     # The next poll is the retry.
     with Client(url, retry_s=0.0) as client:
         if once:
-            _print_once(client, interval_s)
-            return ExitCode.DONE
-        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            _print_once(client, interval)
+        elif sys.stdin.isatty() and sys.stdout.isatty():
+            raise typer.Exit(_live(client, interval))
+        else:
             raise typer.BadParameter(
                 "a live view needs a terminal; --once prints one view",
                 param_hint="standard output",
             )
-        return _live(client, interval_s)
 
 
 def _print_once(client: Client, interval_s: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.cli.top.sample import Labels, Sample, Span
+from extensions.top.cli.sample import Labels, Sample, Span
 
 STEPS: Final = ("0", "3", "6", "9")
 #: A backlog that takes longer than this is shown as never empty.

@@ -1,1 +1,1 @@
-"""The live view of a deployment on a terminal: `headrace top`."""
+"""The live view of a deployment: `headrace top`."""

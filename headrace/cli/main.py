@@ -29,8 +29,6 @@ from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import cancel, jobs, retry, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
-from headrace.cli.runs.run import run
-from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import NumbersCommand, argument, flag, option
@@ -329,11 +327,10 @@ def version() -> None:
     typer.echo(__version__)
 
 
-for _command in (submit, run, result, jobs, watch, cancel, retry):
+for _command in (submit, result, jobs, watch, cancel, retry):
     app.command()(_command)
 
 
-app.add_typer(runs_group, name="runs")
 app.add_typer(models_group, name="models")
 app.add_typer(queues_group, name="queues")
 app.add_typer(dead_group, name="dead")

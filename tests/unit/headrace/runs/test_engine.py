@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from extensions.runs.sinks.jsonl import JsonlSink
 from headrace import errors
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpResponse, Plan
@@ -25,7 +26,6 @@ from headrace.runs.engine import submitter as submitter_module
 from headrace.runs.engine.engine import Engine
 from headrace.runs.engine.spec import RunSpec
 from headrace.runs.interfaces import Entry, LimitedSource, Row, Source
-from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from extensions.runs.sinks.jsonl import JsonlSink
 from headrace import errors
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.jobs.ids import are_ids, is_id
@@ -21,7 +22,6 @@ from headrace.runs.engine.spec import RunSpec
 from headrace.runs.engine.submitter import Lines, Submitter
 from headrace.runs.interfaces import Cursor, Entry, Row
 from headrace.runs.range_set import RangeSet
-from headrace.runs.sinks.jsonl import JsonlSink
 from tests.harness.runs.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until
 

@@ -11,9 +11,9 @@ from typing_extensions import Unpack
 from extensions.runs.registry import sink_for, source_for
 from headrace.client.inputs import Options
 from headrace.client.sync_client import Client
-from headrace.runs.engine.engine import Engine
-from headrace.runs.engine.spec import BATCH_PRIORITY, IN_FLIGHT, RunProgress, RunSpec
+from headrace.runs.engine import Engine
 from headrace.runs.interfaces import LimitedSource, SourceOptions
+from headrace.runs.spec import BATCH_PRIORITY, IN_FLIGHT, RunProgress, RunSpec
 
 
 def run_offline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headrace.config.extensions import exported
-from headrace.runs.engine.spec import RunProgress
+from headrace.runs.spec import RunProgress
 
 run_offline: Callable[..., RunProgress]
 

@@ -20,7 +20,7 @@ from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.text import rate
 
 if TYPE_CHECKING:
-    from headrace.runs.engine.engine import Engine, State
+    from headrace.runs.engine import Engine, State
 
 IN_FLIGHT: Final = 4000
 IN_FLIGHT_MAX: Final = 100_000
@@ -98,9 +98,9 @@ def run(
 ) -> None:
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from extensions.runs.registry import sink_for, source_for
-    from headrace.runs.engine.engine import Engine
-    from headrace.runs.engine.spec import BATCH_PRIORITY, RunSpec
+    from headrace.runs.engine import Engine
     from headrace.runs.interfaces import LimitedSource, SourceOptions
+    from headrace.runs.spec import BATCH_PRIORITY, RunSpec
 
     job_options: Any = options.checked_options({
         "priority": 0 if online else BATCH_PRIORITY, "timeout": job_timeout,

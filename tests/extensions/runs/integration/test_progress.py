@@ -13,7 +13,7 @@ from headrace import errors
 from headrace.client import Client
 from headrace.client.admin import report_run
 from headrace.client.sync_client import run_plan
-from headrace.runs.engine.spec import RunProgress
+from headrace.runs.spec import RunProgress
 from tests.harness.servers.api_server import ApiServer
 
 

@@ -18,7 +18,7 @@ from extensions.runs.sinks.jsonl import JsonlSink, row_line
 from extensions.runs.sources import jsonl
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.jobs.job import JobFailure
-from headrace.runs.engine import checkpoint as checkpoints
+from headrace.runs import checkpoint as checkpoints
 from headrace.runs.interfaces import Entry, Row, Source, SourceOptions
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extensions.runs.cli.progress import RateMeter, line_of
-from headrace.runs.engine.spec import RunProgress
+from headrace.runs.spec import RunProgress
 
 
 @pytest.mark.parametrize(

@@ -43,13 +43,13 @@ from headrace.errors import (
     Throttled,
     Unauthorized,
 )
-from headrace.runs.engine import api_calls
-from headrace.runs.engine.checkpoint import Checkpoint, begin
-from headrace.runs.engine.in_flight import InFlight, PendingInput
-from headrace.runs.engine.spec import RunProgress, RunSpec
-from headrace.runs.engine.submitter import Accepted, Lines, Stopping, Submitter
-from headrace.runs.engine.threads import JobCleanup, Resubmitter, lost_row
+from headrace.runs import api_calls
+from headrace.runs.checkpoint import Checkpoint, begin
+from headrace.runs.in_flight import InFlight, PendingInput
 from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RowError, Sink, Source
+from headrace.runs.spec import RunProgress, RunSpec
+from headrace.runs.submitter import Accepted, Lines, Stopping, Submitter
+from headrace.runs.threads import JobCleanup, Resubmitter, lost_row
 
 T = TypeVar("T")
 Page: TypeAlias = Sequence[PendingInput]

@@ -12,8 +12,9 @@ from typing_extensions import override
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import HeadraceError, RequestError
 from headrace.jobs.job import JobFailure
-from headrace.runs.engine.in_flight import InFlight, PendingInput
-from headrace.runs.engine.submitter import (
+from headrace.runs.in_flight import InFlight, PendingInput
+from headrace.runs.interfaces import Row
+from headrace.runs.submitter import (
     PAGE_BYTES,
     PAGE_LINES,
     Lines,
@@ -21,7 +22,6 @@ from headrace.runs.engine.submitter import (
     Stopping,
     Submit,
 )
-from headrace.runs.interfaces import Row
 
 #: With this many jobs to delete the run waits: Redis should hold only what is in flight.
 BACKLOG_MAX: Final = 50_000

@@ -9,10 +9,10 @@ from typing import Any
 from typing_extensions import Unpack
 
 from extensions.runs.registry import sink_for, source_for
+from extensions.runs.sources.options import LimitedSource, SourceOptions
 from headrace.client.inputs import Options
 from headrace.client.sync_client import Client
 from headrace.runs.engine import Engine
-from headrace.runs.interfaces import LimitedSource, SourceOptions
 from headrace.runs.spec import BATCH_PRIORITY, IN_FLIGHT, RunProgress, RunSpec
 
 

@@ -18,12 +18,13 @@ from extensions.runs.sinks.spooled import SpooledSink
 from extensions.runs.sources.csv import CsvSource
 from extensions.runs.sources.files import SourceFile, local_files
 from extensions.runs.sources.jsonl import JsonlSource
+from extensions.runs.sources.options import SourceOptions
 from extensions.runs.sources.paths import FolderSource, PathsSource
 from extensions.runs.sources.patterns import is_pattern
 from extensions.runs.sources.s3 import SCHEME, RunBucket, S3Objects, s3_files, split
 from extensions.runs.sources.webdataset import TarSource
 from headrace.errors import ConfigError
-from headrace.runs.interfaces import Sink, Source, SourceOptions
+from headrace.runs.interfaces import Sink, Source
 
 STDIN: Final = "-"
 

@@ -98,8 +98,8 @@ def run(
 ) -> None:
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from extensions.runs.registry import sink_for, source_for
+    from extensions.runs.sources.options import LimitedSource, SourceOptions
     from headrace.runs.engine import Engine
-    from headrace.runs.interfaces import LimitedSource, SourceOptions
     from headrace.runs.spec import BATCH_PRIORITY, RunSpec
 
     job_options: Any = options.checked_options({

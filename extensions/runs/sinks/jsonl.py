@@ -15,7 +15,7 @@ from extensions.runs.checkpoint_file import LocalCheckpoints, same_file
 from headrace.errors import ConfigError, Conflict
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.payloads.stores import sync_folder
-from headrace.runs.interfaces import STATUSES, SUCCEEDED, Mark, Row, Sink
+from headrace.runs.interfaces import SUCCEEDED, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 from headrace.text import path_text
 
@@ -30,7 +30,9 @@ class _RowFields(msgspec.Struct):
 _encode: Final = msgspec.json.Encoder().encode
 _ROW_FIELDS: Final = msgspec.json.Decoder(_RowFields)
 _NULL: Final = b"null"
-_STATUS: Final = {status: _encode(status) for status in STATUSES}
+_STATUS: Final = {
+    status: _encode(status) for status in (SUCCEEDED, "failed", "expired", "cancelled", "rejected")
+}
 
 
 def row_line(row: Row) -> bytes:

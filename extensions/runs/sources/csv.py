@@ -25,11 +25,13 @@ from extensions.runs.sources.files import (
     open_unpacked,
     text_start,
 )
+from extensions.runs.sources.options import SourceOptions
 from extensions.runs.sources.table import (
     END,
     InputColumns,
     Item,
     TableSource,
+    carry,
     check_column,
     check_twice,
     input_columns,
@@ -37,7 +39,7 @@ from extensions.runs.sources.table import (
 )
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.values.media_types import BOM, is_json
-from headrace.runs.interfaces import Carried, SourceOptions, carry
+from headrace.runs.interfaces import Carried
 
 #: The longest row; a quote that is never closed would otherwise fill the memory.
 ROW_MAX_BYTES: Final = 64 << 20

@@ -24,13 +24,15 @@ from extensions.runs.sources.files import SourceFile
 from extensions.runs.sources.table import (
     Item,
     TableSource,
+    carried_as,
+    carry,
     check_column,
     check_twice,
     input_columns,
     key_text,
 )
 from headrace.errors import ConfigError, InvalidRequest
-from headrace.runs.interfaces import Carried, carried_as, carry
+from headrace.runs.interfaces import Carried
 
 #: About what memory holds of a file: bytes and rows that are decoded together, and the buffer of
 #: each column.

@@ -21,9 +21,10 @@ from typing import IO, Any, BinaryIO, Final, TypeAlias
 from typing_extensions import override
 
 from extensions.runs.sources.files import text_start
+from extensions.runs.sources.options import SourceOptions
 from extensions.runs.sources.patterns import is_of_output, pattern_regex, plain_parts
 from headrace.errors import ConfigError, Conflict, InvalidRequest
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source, SourceOptions
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
 from headrace.text import path_text
 
 #: The most names that are sorted in memory.

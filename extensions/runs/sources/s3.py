@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 from typing_extensions import override
 
 from extensions.runs.sources.files import SourceFile, changed
+from extensions.runs.sources.options import SourceOptions
 from extensions.runs.sources.patterns import (
     expand_braces,
     is_pattern,
@@ -34,7 +35,7 @@ from headrace.payloads.s3_client import (
     S3Failure,
     s3_client,
 )
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source, SourceOptions
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

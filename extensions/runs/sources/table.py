@@ -15,15 +15,19 @@ import msgspec
 from typing_extensions import override
 
 from extensions.runs.sources.files import SourceFile, short_names, versions
+from extensions.runs.sources.options import SourceOptions
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import ConfigError, Conflict
 from headrace.jobs.values.media_types import is_json
-from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source, SourceOptions
+from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
 
 #: The most remote files that are counted, which reads their ends, only to show progress.
 COUNTED_REMOTE_MAX: Final = 32
 #: The place behind all inputs of a file.
 END: Final = "end"
+#: The columns of every row. A carried column with such a name gets another one: see `carry`.
+OWN_COLUMNS: Final = ("n", "key", "status", "result", "error", "attempts", "timings")
+_OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 
 
 class Item(msgspec.Struct):
@@ -203,3 +207,15 @@ def listed(columns: Collection[str]) -> str:
     """Return the names of columns for a message: the first 20, in quotes."""
     shown = ", ".join(map(repr, islice(columns, 20)))
     return f"{shown} and {len(columns) - 20} more" if len(columns) > 20 else shown or "none"
+
+
+def carry(columns: Carried) -> Carried:
+    """Return the columns that a row carries, renamed where every row has a column of the name."""
+    if _OTHER_NAMES.keys().isdisjoint(columns):
+        return columns
+    return {carried_as(name): value for name, value in columns.items()}
+
+
+def carried_as(name: str) -> str:
+    """Return the name under which a row carries a column."""
+    return _OTHER_NAMES.get(name, name)

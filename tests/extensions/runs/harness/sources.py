@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from extensions.runs.registry import source_for
+from extensions.runs.sources.options import SourceOptions
 from headrace.errors import HeadraceError
-from headrace.runs.interfaces import Entry, Source, SourceOptions
+from headrace.runs.interfaces import Entry, Source
 
 
 def opened(named: object, **options: Any) -> Source:

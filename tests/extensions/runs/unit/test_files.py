@@ -14,10 +14,11 @@ import pytest
 from extensions.runs.registry import sink_for, source_for
 from extensions.runs.sources import paths as folder_source
 from extensions.runs.sources.files import local_files
+from extensions.runs.sources.options import SourceOptions
 from extensions.runs.sources.paths import PathsSource
 from headrace.client.inputs import encode_input
 from headrace.errors import ConfigError, Conflict, InvalidRequest
-from headrace.runs.interfaces import Source, SourceOptions
+from headrace.runs.interfaces import Source
 from tests.extensions.runs.harness.sources import resumes_everywhere
 
 

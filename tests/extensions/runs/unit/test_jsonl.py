@@ -16,10 +16,11 @@ from extensions.runs.checkpoint_file import LocalCheckpoints
 from extensions.runs.registry import sink_for, source_for
 from extensions.runs.sinks.jsonl import JsonlSink, row_line
 from extensions.runs.sources import jsonl
+from extensions.runs.sources.options import SourceOptions
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.jobs.job import JobFailure
 from headrace.runs import checkpoint as checkpoints
-from headrace.runs.interfaces import Entry, Row, Source, SourceOptions
+from headrace.runs.interfaces import Entry, Row, Source
 
 
 def source_of(path: Path, **options: Any) -> Source:

@@ -16,6 +16,7 @@ import pytest
 from typing_extensions import override
 
 from extensions.runs.sinks.jsonl import JsonlSink
+from extensions.runs.sources.options import LimitedSource
 from headrace import errors
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpResponse, Plan
@@ -24,7 +25,7 @@ from headrace.runs import engine as engines
 from headrace.runs import in_flight as in_flight_module
 from headrace.runs import submitter as submitter_module
 from headrace.runs.engine import Engine
-from headrace.runs.interfaces import Entry, LimitedSource, Row, Source
+from headrace.runs.interfaces import Entry, Row, Source
 from headrace.runs.spec import RunSpec
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 

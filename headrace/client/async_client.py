@@ -9,7 +9,6 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, registry
-from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -68,8 +67,8 @@ class AsyncClient(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
-    failures = _awaiting(failing.failures)
-    retry_failures = _awaiting(failing.retry_failures)
+    failures = _awaiting(admin.failures)
+    retry_failures = _awaiting(admin.retry_failures)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     queues = _awaiting(calls.queues)

@@ -24,10 +24,10 @@ from headrace.client.http.retries import (
 )
 from headrace.client.inputs import (
     JOBS,
-    JSON_HEADERS,
     NDJSON_HEADERS,
     Options,
     job_line,
+    json_request,
     trace_headers,
 )
 from headrace.client.models import Cancelled, Job
@@ -280,8 +280,7 @@ def _id_chunks(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
 
 
 def _post_ids(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
-    body = msgspec.json.encode({"ids": ids})
-    request = HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    request = json_request("POST", f"{JOBS}/{verb}", {"ids": ids})
     found = yield from fetch(session, request, shape)
     if len(found.jobs) != len(ids):
         raise _unexpected_count()

@@ -9,7 +9,6 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, registry
-from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -68,8 +67,8 @@ class Client(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
-    failures = _blocking(failing.failures)
-    retry_failures = _blocking(failing.retry_failures)
+    failures = _blocking(admin.failures)
+    retry_failures = _blocking(admin.retry_failures)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     queues = _blocking(calls.queues)

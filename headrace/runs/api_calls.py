@@ -12,13 +12,13 @@ from headrace.client.http.retries import (
     Problem,
     RetryDeadline,
     Session,
-    decoded,
     exchange,
+    fetch,
     known_wait_s,
     limit_of,
     problem_error,
 )
-from headrace.client.inputs import JOBS, JSON_HEADERS, NDJSON_HEADERS, job_request
+from headrace.client.inputs import JOBS, NDJSON_HEADERS, job_request, json_request
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.tokens import DEADLINE_HEADER
@@ -136,7 +136,8 @@ def submit(
 
 def outcomes(session: Session, ids: Sequence[str]) -> Plan[list[Outcome | None]]:
     """Return how jobs have ended, in order; None for a job that does not exist."""
-    found = decoded((yield from exchange(session, _of_ids("outcomes", ids))), _Outcomes).outcomes
+    request = json_request("POST", f"{JOBS}/outcomes", {"ids": ids})
+    found = (yield from fetch(session, request, _Outcomes)).outcomes
     if len(found) != len(ids):
         raise _unexpected()
     return found
@@ -144,7 +145,7 @@ def outcomes(session: Session, ids: Sequence[str]) -> Plan[list[Outcome | None]]
 
 def forget(session: Session, ids: Sequence[str]) -> Plan[None]:
     """Delete those of these jobs that have ended."""
-    yield from exchange(session, _of_ids("forget", ids))
+    yield from exchange(session, json_request("POST", f"{JOBS}/forget", {"ids": ids}))
 
 
 def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
@@ -164,11 +165,6 @@ def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
         return msgspec.Raw(binary_input(response.body, content_type))
     has_lines = b"\n" in text or b"\r" in text
     return msgspec.Raw(msgspec.json.format(text, indent=-1) if has_lines else text)
-
-
-def _of_ids(endpoint: str, ids: Sequence[str]) -> HttpRequest:
-    body = msgspec.json.encode({"ids": ids})
-    return HttpRequest("POST", f"{JOBS}/{endpoint}", body=body, headers=JSON_HEADERS)
 
 
 def _bulk(lines: list[bytes], quiet: bool, deadline_s: int | None) -> HttpRequest:

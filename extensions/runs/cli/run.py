@@ -91,7 +91,7 @@ def run(
     keep_jobs: bool = flag(
         "--keep-jobs", "Keep jobs on the server for --result-ttl after they are in the output."
     ),
-    retry: float = options.retry(options.UNREACHABLE_OR_NO_STORAGE, RETRY_S),
+    retry: float = options.retry("is unreachable or its storage is full", RETRY_S),
     quiet: bool = flag("--quiet -q", "Print no progress and no summary."),
     as_json: options.Json = False,
     url: options.Url = None,

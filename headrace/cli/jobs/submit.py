@@ -115,7 +115,7 @@ def submit(
         "Event to notify: started, succeeded, failed, cancelled or expired; repeatable "
         "(default: every end).",
     ),
-    retry: float = options.retry(options.UNREACHABLE_OR_FULL, RETRY_S),
+    retry: float = options.retry("is unreachable or its queue is full", RETRY_S),
     quiet: bool = flag("--quiet -q", "Print no progress bar and no summary."),
     as_json: options.Json = False,
     url: options.Url = None,

@@ -81,10 +81,6 @@ def _message(error: BadParameter) -> str:
 
 
 LIMIT: Final = 20
-#: What `--retry` of a command that submits covers.
-UNREACHABLE_OR_FULL: Final = "is unreachable or its queue is full"
-UNREACHABLE: Final = "is unreachable"
-UNREACHABLE_OR_NO_STORAGE: Final = "is unreachable or its storage is full"
 #: The options of a job that have another name on the command line.
 _FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
 #: A shell must not hang when the user presses Tab.

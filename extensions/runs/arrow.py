@@ -264,8 +264,6 @@ def write_parquet(lines: Path, out: Path, carried: pa.Schema | None) -> None:
     """Write the rows of a file of JSON lines as a Parquet file.
 
     Args:
-        lines: the file; each of its lines is a row.
-        out: the Parquet file; an existing one is overwritten.
         carried: the types of the carried columns that the source knows.
 
     Raises:

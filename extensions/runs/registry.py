@@ -112,7 +112,6 @@ def sink_for(name: str, source: Source | None = None) -> Sink:
     """Return the sink with this name: a path or a URL.
 
     Args:
-        name: the path or URL.
         source: the source of the run; it may know the types of what rows carry.
 
     Raises:

@@ -85,7 +85,6 @@ def set_model_options(
     """Set options of a version, such as `replicas`; None takes a change back.
 
     Args:
-        options: the options to set.
         version: the version; by default the default version.
         wait: seconds to wait for the workers; see `reload_model`.
 

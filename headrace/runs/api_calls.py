@@ -83,8 +83,6 @@ def submit(
     Lines that a limit refuses (429) wait for it without end. Then no more are sent than may fit.
 
     Args:
-        session: the server.
-        lines: a job each.
         quiet: publish no events of their ends, which saves the server work.
         accepts: what the run's other requests share.
         deadline_s: by when the results are wanted, in seconds since 1970.

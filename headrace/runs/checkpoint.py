@@ -26,16 +26,11 @@ class Checkpoint(msgspec.Struct, kw_only=True):
     The sink itself finds the rows behind `mark`, which the checkpoint does not cover.
 
     Attributes:
-        name: the user's name for it.
-        source: what the source described itself as.
-        output: what the sink described itself as.
         options: the options of every job, and whatever else the results depend on.
         cursor: of the last entry up to which every entry has its row; None if the first has none.
         n: the number of the entry behind it.
         done: the numbers from `n` on that also have their row, as ranges.
         mark: the sink's, behind all these rows.
-        succeeded: how many rows have a result.
-        failed: how many have none.
         attempt: how often `--only-failed` has begun.
         retracting: `--only-failed` is removing rows; a process that reads this starts that again.
         started_at: when the run first began, in seconds since 1970.

@@ -365,11 +365,7 @@ class Engine:
         """Wait; for a limit only until a job of the run ends, which may make room.
 
         It gives back its place, and the tokens that it was expected to need and has not used.
-
-        Args:
-            pause: for how long, and for which limit.
-            ended: how many inputs had ended before the request was sent.
-            stop: ends the wait.
+        `ended` is how many inputs had ended before the request was sent.
 
         Raises:
             Stopping: the run stops.

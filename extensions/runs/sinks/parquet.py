@@ -17,11 +17,7 @@ from headrace.text import path_text
 
 
 class LocalParquet(Target):
-    """The Parquet file that a spool becomes: see spooled.py.
-
-    Args:
-        carried: the types of the carried columns that the source knows.
-    """
+    """The Parquet file that a spool becomes: see spooled.py."""
 
     def __init__(self, path: Path, carried: pa.Schema | None = None) -> None:
         self._path = path.parent.resolve() / path.name

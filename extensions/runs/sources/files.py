@@ -161,7 +161,6 @@ def local_files(name: str, output: str = "") -> list[SourceFile]:
     An existing path is never a pattern.
 
     Args:
-        name: as the user wrote it.
         output: the run's output, which no pattern matches.
 
     Raises:
@@ -217,9 +216,6 @@ def changed(file: SourceFile) -> Conflict:
 
 def text_start(name: str, head: bytes) -> int:
     """Return where text begins: behind its byte order mark, if it has one.
-
-    Args:
-        name: the file, for the message.
 
     Raises:
         ConfigError: it is UTF-16.

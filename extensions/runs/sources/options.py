@@ -14,11 +14,7 @@ from headrace.runs.interfaces import Cursor, Entry, Source
 
 
 class LimitedSource(Source):
-    """The first inputs of a source.
-
-    Args:
-        limit: the most inputs.
-    """
+    """The first inputs of a source."""
 
     def __init__(self, source: Source, limit: int) -> None:
         self._source = source

@@ -226,7 +226,6 @@ def s3_files(url: str, output: str = "") -> list[SourceFile]:
     """Return the objects of a URL, a pattern, or a range of names, in order.
 
     Args:
-        url: as the user wrote it.
         output: the URL of the run's output, which no pattern matches.
 
     Raises:

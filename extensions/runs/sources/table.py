@@ -119,7 +119,6 @@ class InputColumns(NamedTuple):
     """Which columns of a row are the input.
 
     Attributes:
-        names: the columns.
         is_object: the input is an object of them; else it is the value of the only one.
     """
 

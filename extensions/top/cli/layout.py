@@ -345,9 +345,7 @@ def _cut(text: Text, options: ViewOptions) -> Text:
 def _below(view: View, width: int, room: int) -> list[Text]:
     """Draw GPUs, hosts and processes: side by side if they fit, else one below the other.
 
-    Args:
-        width: columns of the terminal.
-        room: maximum number of lines; a table without room for a row is dropped.
+    A table that has no room for a row, of at most `room` lines for all, is dropped.
     """
     labelled = any(row.labels for row in view.processes)
     parts = ((DEVICES, view.devices), (HOSTS, view.hosts), (PROCESSES, view.processes))

@@ -134,7 +134,6 @@ class Poller:
 
     Args:
         client: the server; used only by the thread. It must not retry.
-        interval_s: seconds between two polls.
     """
 
     def __init__(self, client: Client, interval_s: float) -> None:

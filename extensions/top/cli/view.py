@@ -21,7 +21,6 @@ class ModelRow:
     Attributes:
         waits: waiting jobs by priority step.
         leased: jobs that workers have claimed.
-        batch: average batch size.
         memory: bytes of its processes.
         tokens: estimated tokens of the jobs that have not ended; None for a model that counts none.
         tokens_in_s: tokens of the prompts of requests that have ended; `tokens_out_s`: of answers.
@@ -71,9 +70,7 @@ class PlaceRow:
     """The host of a worker, or a GPU.
 
     Attributes:
-        sample: the sample with its values.
         kind: the first word of its series, `host` or `device`.
-        name: the name of the device.
     """
 
     sample: Sample

@@ -160,12 +160,7 @@ def submit(
 
 @dataclass(kw_only=True)
 class _Run:
-    """One run of the command, from the first input to the exit code.
-
-    Attributes:
-        options: options of every job, `version`, `content_type` and `parameters`.
-        timeout_s: maximum wait in total; None for no limit.
-    """
+    """One run of the command, from the first input to the exit code."""
 
     client: Client
     model: str
@@ -428,7 +423,6 @@ class SubmittedJob:
 
     Attributes:
         place: its index among all inputs, from 0.
-        key: the input's name for the user.
     """
 
     place: int

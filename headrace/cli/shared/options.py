@@ -106,7 +106,6 @@ def option(usage: str, help: str, default: Any = None, **others: Any) -> Any:
         usage: the flags and the name of the value, as in `--output -o FILE`.
         help: the text of `--help`; it names the default, if there is one.
         default: the default; `...` if the option is required, and in an `Annotated` type.
-        others: further arguments of `typer.Option`.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]

@@ -72,7 +72,6 @@ def line(text: str, *, styled: bool = False) -> None:
     """Print a line on standard output.
 
     Args:
-        text: the line.
         styled: it has escapes for colours, and no other control characters.
     """
     write_text(f"{text}\n", styled=styled)
@@ -148,9 +147,6 @@ def listing(
     """Print a list of objects of the client, as a table or as JSON lines.
 
     Args:
-        columns: the headers of the table, as for `table`.
-        row: returns the cells of an object.
-        as_json: print JSON lines.
         fields: only these fields as JSON; all by default.
         empty: the message in place of an empty table; by default the table's header.
     """
@@ -231,7 +227,6 @@ def confirm(question: Callable[[], str], *, yes: bool) -> None:
 
     Args:
         question: returns the question; an empty one needs no confirmation.
-        yes: the user gave `--yes`.
 
     Raises:
         typer.Exit: the user declined.

@@ -279,7 +279,6 @@ def exchange(
     """Send a request, with retries, and return an answer with a status below 400.
 
     Args:
-        session: the server.
         request: a request that may be repeated without harm.
         until: the time (`time.monotonic`) after which nothing is repeated; None for `retry_s`.
 

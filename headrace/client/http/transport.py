@@ -231,11 +231,7 @@ class ClientBase:
 
 
 class EventReader:
-    """Reads the body of an answer as it arrives.
-
-    Args:
-        blocks: it is of `httpx2.Client`, and not of `httpx2.AsyncClient`.
-    """
+    """Reads the body of an answer as it arrives."""
 
     def __init__(self, response: httpx2.Response, *, blocks: bool) -> None:
         self._next: Callable[[], Any]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from typing_extensions import override
 
@@ -73,7 +74,8 @@ class LocalCheckpoints(CheckpointStore):
 
     @override
     def save(self, data: bytes) -> None:
-        replace_file(self._path, data)
+        with replacing(self._path) as file:
+            file.write(data)
         self._saved()
 
 
@@ -86,15 +88,18 @@ def same_file(path: Path, descriptor: int) -> bool:
     return os.path.samestat(current, os.fstat(descriptor))
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file; a reader finds all of it or all of the old one, even after a crash.
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a file that replaces another at the end of the block.
+
+    A reader finds all of it or all of the old one, even after a crash.
 
     Raises:
         OSError: it cannot be written.
     """
     part = path.with_name(f"{path.name}.new")
     with part.open("wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
     os.replace(part, path)

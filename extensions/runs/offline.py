@@ -73,16 +73,10 @@ def run_offline(
         in_flight=in_flight, only_failed=only_failed, by_ref=by_ref,
         parameters=dict(parameters or {}),
     )  # fmt: skip
-    inputs = source_for(str(source), SourceOptions(
+    engine = engine_for(client, spec, str(source), limit, SourceOptions(
         input=input, key=key, glob=tuple(glob), content_type=content_type, delimiter=delimiter,
         output=str(output), by_ref=by_ref,
     ))  # fmt: skip
-    rows = sink_for(str(output), inputs)
-    if limit is not None:
-        inputs = LimitedSource(inputs, limit)
-    # A misspelt model name must not leave an output file behind.
-    client.model(model)
-    engine = Engine(client, spec, inputs, rows)
     try:
         engine.open()
         engine.run(on_progress)
@@ -90,3 +84,18 @@ def run_offline(
     finally:
         engine.close()
     return engine.progress
+
+
+def engine_for(
+    client: Client, spec: RunSpec, source: str, limit: int | None, options: SourceOptions
+) -> Engine:
+    """Return the engine of a run from a source into the output of the options; it is not open yet.
+
+    Raises:
+        HeadraceError: the model does not exist, or source or output cannot be used.
+    """
+    inputs = source_for(source, options)
+    rows = sink_for(options.output, inputs)
+    # A misspelt model name must not leave an output file behind.
+    client.model(spec.model)
+    return Engine(client, spec, inputs if limit is None else LimitedSource(inputs, limit), rows)

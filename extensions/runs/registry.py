@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from extensions.runs.sinks.jsonl import JsonlSink
-from extensions.runs.sinks.s3 import OutputFormat, S3Target, spool_path
+from extensions.runs.sinks.s3 import S3Target, spool_path
 from extensions.runs.sinks.spooled import SpooledSink
 from extensions.runs.sources.csv import CsvSource
 from extensions.runs.sources.files import SourceFile, local_files
@@ -132,14 +132,14 @@ def sink_for(name: str, source: Source | None = None) -> Sink:
 
 def _s3_sink(url: str, suffix: str, source: Source | None) -> Sink:
     bucket_name, key = split(url)
-    output_format: OutputFormat | None = None
+    bucket = RunBucket(bucket_name)
+    target = S3Target(bucket, key)
     if suffix == ".parquet":
         need_pyarrow(url)
-        from extensions.runs.sinks.parquet import ParquetFormat
+        from extensions.runs.sinks.parquet import S3Parquet
 
-        output_format = ParquetFormat(_carried_schema(source))
-    bucket = RunBucket(bucket_name)
-    return SpooledSink(S3Target(bucket, key, output_format), spool_path(bucket, key))
+        target = S3Parquet(bucket, key, _carried_schema(source))
+    return SpooledSink(target, spool_path(bucket, key))
 
 
 def _file_kind(name: str) -> _Kind | None:

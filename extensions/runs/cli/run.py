@@ -97,9 +97,8 @@ def run(
     url: options.Url = None,
 ) -> None:
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
-    from extensions.runs.registry import sink_for, source_for
-    from extensions.runs.sources.options import LimitedSource, SourceOptions
-    from headrace.runs.engine import Engine
+    from extensions.runs.offline import engine_for
+    from extensions.runs.sources.options import SourceOptions
     from headrace.runs.spec import BATCH_PRIORITY, RunSpec
 
     job_options: Any = options.checked_options({
@@ -111,18 +110,13 @@ def run(
         run_id=options.checked_id(run_id), name=name, in_flight=in_flight, only_failed=only_failed,
         forget=not keep_jobs, by_ref=by_ref, parameters=options.parameters(param),
     )  # fmt: skip
-    inputs = source_for(source, SourceOptions(
+    inputs = SourceOptions(
         input=column, key=key, glob=tuple(glob or ()), content_type=content_type,
         delimiter=delimiter, output=target, by_ref=by_ref,
-    ))  # fmt: skip
-    rows = sink_for(target, inputs)
-    if limit is not None:
-        inputs = LimitedSource(inputs, limit)
+    )  # fmt: skip
     gc.set_threshold(GC_AFTER_OBJECTS)
     with client_of(url, retry_s=retry) as client:
-        # A misspelt model name must not leave an output file behind.
-        client.model(model)
-        engine = Engine(client, spec, inputs, rows)
+        engine = engine_for(client, spec, source, limit, inputs)
         try:
             try:
                 engine.open()

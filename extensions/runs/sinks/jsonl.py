@@ -11,10 +11,9 @@ from typing import Any, BinaryIO, Final
 import msgspec
 from typing_extensions import override
 
-from extensions.runs.checkpoint_file import LocalCheckpoints, same_file
+from extensions.runs.checkpoint_file import LocalCheckpoints, replacing, same_file
 from headrace.errors import ConfigError, Conflict
 from headrace.jobs.values.encoding import without_line_ends
-from headrace.payloads.stores import sync_folder
 from headrace.runs.interfaces import SUCCEEDED, Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 from headrace.text import path_text
@@ -108,18 +107,13 @@ class JsonlSink(Sink):
         """Write a new file without the rows that did not succeed, and rename it."""
         self._need_file()
         file, kept = self._opened(), RangeSet()
-        part = self._path.with_name(f"{self._path.name}.new")
         file.seek(0)
-        with part.open("wb") as other:
+        with replacing(self._path) as other:
             for _, line, row in _lines(file, self._path, 0):
                 if row.status == SUCCEEDED:
                     kept.add(row.n)
                     other.write(line)
-            other.flush()
-            os.fsync(other.fileno())
         self.close()
-        os.replace(part, self._path)
-        sync_folder(self._path.parent)
         self._opened().seek(0, os.SEEK_END)
         return kept
 

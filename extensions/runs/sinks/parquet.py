@@ -10,7 +10,9 @@ import pyarrow as pa
 from typing_extensions import override
 
 from extensions.runs.arrow import read_parquet, write_parquet
+from extensions.runs.sinks.s3 import S3Target
 from extensions.runs.sinks.spooled import Target
+from extensions.runs.sources.s3 import RunBucket
 from headrace.errors import ConfigError, Conflict
 from headrace.payloads.stores import sync_folder
 from headrace.text import path_text
@@ -19,7 +21,7 @@ from headrace.text import path_text
 class LocalParquet(Target):
     """The Parquet file that a spool becomes: see spooled.py."""
 
-    def __init__(self, path: Path, carried: pa.Schema | None = None) -> None:
+    def __init__(self, path: Path, carried: pa.Schema | None) -> None:
         self._path = path.parent.resolve() / path.name
         self._carried = carried
 
@@ -55,18 +57,27 @@ class LocalParquet(Target):
             raise Conflict(f"{self._path} cannot be read: {error}") from None
 
 
-class ParquetFormat:
-    """The Parquet file that s3.py uploads."""
+class S3Parquet(S3Target):
+    """The Parquet object that a spool becomes."""
 
-    def __init__(self, carried: pa.Schema | None = None) -> None:
+    def __init__(self, bucket: RunBucket, key: str, carried: pa.Schema | None) -> None:
+        super().__init__(bucket, key)
         self._carried = carried
 
-    def encode(self, spool: Path) -> Path:
-        """Write the file next to the spool."""
+    @override
+    def publish(self, spool: Path) -> Any:
         made = spool.with_name(f"{spool.name}.parquet")
         write_parquet(spool, made, self._carried)
-        return made
+        state = super().publish(made)
+        made.unlink()
+        return state
 
-    def decode(self, body: Path, out: BinaryIO) -> None:
-        """Write its rows as lines."""
-        read_parquet(body, out)
+    @override
+    def withdraw(self, out: BinaryIO) -> None:
+        body = Path(f"{out.name}.object")
+        try:
+            with body.open("wb") as file:
+                super().withdraw(file)
+            read_parquet(body, out)
+        finally:
+            body.unlink(missing_ok=True)

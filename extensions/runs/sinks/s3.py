@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final
 
 from typing_extensions import override
 
@@ -25,27 +25,12 @@ ENV_SPOOL_DIR: Final = "HEADRACE_SPOOL_DIR"
 _NAME_CHARS: Final = 80
 
 
-class OutputFormat(Protocol):
-    """Converts the lines of a spool to the bytes of an object, and back."""
-
-    def encode(self, spool: Path) -> Path:
-        """Return the file to upload, a new one next to the spool."""
-
-    def decode(self, body: Path, out: BinaryIO) -> None:
-        """Write the lines."""
-
-
 class S3Target(Target):
-    """The object that a spool becomes.
+    """The object that a spool becomes, with its lines as they are."""
 
-    Args:
-        output_format: what it contains; None for the lines as they are.
-    """
-
-    def __init__(self, bucket: RunBucket, key: str, output_format: OutputFormat | None) -> None:
+    def __init__(self, bucket: RunBucket, key: str) -> None:
         self._bucket = bucket
         self._key = key
-        self._format = output_format
 
     @override
     def describe(self) -> str:
@@ -65,11 +50,8 @@ class S3Target(Target):
 
     @override
     def publish(self, spool: Path) -> Any:
-        made = spool if self._format is None else self._format.encode(spool)
         with self._request() as request:
-            self._bucket.client.upload_file(str(made), **request)
-        if made != spool:
-            made.unlink()
+            self._bucket.client.upload_file(str(spool), **request)
         return self.state()
 
     @override
@@ -78,16 +60,7 @@ class S3Target(Target):
         if found is None:
             raise ConfigError(f"{self.describe()}: no such object")
         with S3File(self._bucket, found).open() as source:
-            if self._format is None:
-                shutil.copyfileobj(source, out, 1 << 20)
-                return
-            body = Path(f"{out.name}.object")
-            try:
-                with body.open("wb") as file:
-                    shutil.copyfileobj(source, file, 1 << 20)
-                self._format.decode(body, out)
-            finally:
-                body.unlink(missing_ok=True)
+            shutil.copyfileobj(source, out, 1 << 20)
 
     @contextmanager
     def _request(self) -> Iterator[dict[str, str]]:

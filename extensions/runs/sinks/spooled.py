@@ -8,17 +8,15 @@ spool is removed when the checkpoint that names the output is saved.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from typing_extensions import override
 
-from extensions.runs.checkpoint_file import LocalCheckpoints
+from extensions.runs.checkpoint_file import LocalCheckpoints, replacing
 from extensions.runs.sinks.jsonl import JsonlSink
 from headrace.errors import ConfigError, Conflict
-from headrace.payloads.stores import sync_folder
 from headrace.runs.interfaces import Mark, Row, Sink
 from headrace.runs.range_set import RangeSet
 
@@ -123,16 +121,13 @@ class SpooledSink(Sink):
                     f"{self.describe()} is gone, and so are the rows of its run",
                     hint="Restore it, or use another output.",
                 )
-            part = self._spool_path.with_name(f"{self._spool_path.name}.new")
             try:
-                with part.open("wb") as out:
+                with replacing(self._spool_path) as out:
                     self._target.withdraw(out)
-                    out.flush()
-                    os.fsync(out.fileno())
             except OSError as error:
-                raise ConfigError(f"{part}: cannot be written: {error.strerror}") from None
-            os.replace(part, self._spool_path)
-            sync_folder(part.parent)
+                raise ConfigError(
+                    f"{self._spool_path}: cannot be written: {error.strerror}"
+                ) from None
         return self._spool.retract()
 
     @override

@@ -113,9 +113,9 @@ class ParquetSource(TableSource):
         check_twice(schema.names, file.name)
         names = dict.fromkeys(schema.names)
         wanted, key = self.options.input, self.options.key
-        known = names if wanted is None else [*names, *_inner_names(schema)]
-        found = input_columns(known, self.options, file.name)
-        paths = {name: [name] if name in names else _path(schema, name) for name in found.names}
+        inner = {} if wanted is None else _paths(schema)
+        found = input_columns([*names, *inner], self.options, file.name)
+        paths = {name: [name] if name in names else inner[name] for name in found.names}
         if key is not None:
             check_column(names, key, file.name)
         carried: dict[str, pa.DataType] = {field.name: field.type for field in schema}
@@ -245,24 +245,16 @@ def _raise_unless_data(file: SourceFile, error: Exception) -> None:
         raise ConfigError(f"{file.name}: cannot be read: {error.strerror}") from None
 
 
-def _path(schema: pa.Schema, wanted: str) -> list[str]:
-    """Return the names that lead to a field of a struct; none if it does not exist."""
-    for field in schema:
-        if wanted.startswith(f"{field.name}.") and types.is_struct(field.type):
-            rest = wanted[len(field.name) + 1 :]
-            inner = pa.schema(list(field.type))
-            below = [rest] if rest in inner.names else _path(inner, rest)
-            if below:
-                return [field.name, *below]
-    return []
-
-
-def _inner_names(schema: pa.Schema) -> Iterator[str]:
+def _paths(schema: pa.Schema) -> dict[str, list[str]]:
+    """Return the paths to the fields of structs, by their names with dots."""
+    found: dict[str, list[str]] = {}
     for field in schema:
         if types.is_struct(field.type):
             inner = pa.schema(list(field.type))
-            for name in (*inner.names, *_inner_names(inner)):
-                yield f"{field.name}.{name}"
+            below = {name: [name] for name in inner.names}
+            for name, path in (*below.items(), *_paths(inner).items()):
+                found.setdefault(f"{field.name}.{name}", [field.name, *path])
+    return found
 
 
 def _without(kind: pa.DataType, path: list[str]) -> pa.DataType | None:

@@ -96,7 +96,7 @@ def _map_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -
 
 
 def _python_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type whose Python values `_to_json` converts to the JSON of the table above.
+    """Return the type whose Python values `_to_json` converts.
 
     Arrow formats dates and times: Python's types have no nanoseconds, and no years beyond 9999.
     """
@@ -319,7 +319,6 @@ def _flat_binary(value: dict[str, Any] | None) -> bytes:
 
 
 def _schema(lines: Path, carried: pa.Schema | None) -> pa.Schema:
-    """Return the columns of all rows with their types."""
     known = {name: kind for name, kind in _OWN.items() if kind is not None}
     known |= {field.name: field.type for field in carried or ()}
     found: dict[str, pa.DataType | None] = {"result": pa.null(), "timings": pa.null()}

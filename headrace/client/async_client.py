@@ -23,8 +23,6 @@ T = TypeVar("T")
 def _awaiting(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    """Return a plan as a method."""
-
     @wraps(plan)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(plan(self.session, *args, **kwargs))
@@ -35,8 +33,6 @@ def _awaiting(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Return a stream as a method."""
-
     @wraps(stream)
     def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self._iterate(stream(self.session, *args, **kwargs))
@@ -131,7 +127,6 @@ class AsyncClient(ClientBase):
         return await self._run(bulk.cancel_many(self.session, job))
 
     async def _iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
-        """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:
             while (items := await self._advance(stream, opened)) is not None:

@@ -23,8 +23,6 @@ T = TypeVar("T")
 def _blocking(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Return a plan as a method."""
-
     @wraps(plan)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run_plan(self, plan(self.session, *args, **kwargs))
@@ -35,8 +33,6 @@ def _blocking(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Return a stream as a method."""
-
     @wraps(stream)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._iterate(stream(self.session, *args, **kwargs))
@@ -131,7 +127,6 @@ class Client(ClientBase):
         return run_plan(self, bulk.cancel_many(self.session, job))
 
     def _iterate(self, stream: Stream[T]) -> Iterator[T]:
-        """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:
             while (items := finished(self._advance(stream, opened))) is not None:

@@ -49,8 +49,6 @@ class _Member(tarfile.TarInfo):
 
 
 class _Sample:
-    """The sample that is being read."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         # The members, and of these the ones that cannot be carried, in order.

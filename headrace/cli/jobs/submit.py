@@ -314,7 +314,6 @@ class _Run:
             yield WrittenOutcome(sent.key, sent.job_id, error=error), None
 
     def _write(self, indexed: _Indexed) -> None:
-        """Write an outcome and mark its input as written."""
         outcome, number = indexed
         if isinstance(outcome.error, errors.ModelNotFound):
             raise outcome.error  # every other input would fail too

@@ -133,7 +133,6 @@ class Sources:
 
     @property
     def _option_count(self) -> int:
-        """Return the number of inputs that options give."""
         return len(self.json_inputs) + len(self.texts) + len(self.refs)
 
     def _lines(self) -> Iterator[Input]:

@@ -212,7 +212,6 @@ class ClientBase:
         return TakenInput(inputs, ended=True)
 
     def _arguments(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the arguments for httpx2's `request`."""
         timeout_s = self._timeout_s
         timeout = httpx2.Timeout(
             timeout_s,

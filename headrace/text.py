@@ -1,9 +1,11 @@
-"""Numbers, times and sizes as text, for people: of the command line, of reports and of logs."""
+"""Numbers, times, sizes and paths as text, for people: on the command line, in reports and logs."""
 
 from __future__ import annotations
 
 import math
+import os
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 NOTHING: Final = "–"  # noqa: RUF001 - a dash is what a table shows for nothing
@@ -28,25 +30,9 @@ def number(value: float | None) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def short_number(value: float | None) -> str:
-    """Return a count in a few characters: `1,234`, `56.7k`, `1.2M`."""
-    if value is None:
-        return ""
-    if value < 10_000:
-        return f"{value:,.0f}"
-    return f"{value / 1000:.1f}k" if value < 1_000_000 else f"{value / 1_000_000:.1f}M"
-
-
 def rate(per_second: float) -> str:
     """Return a rate: `1,234/s` or `4.5/s`."""
     return f"{per_second:,.0f}/s" if per_second >= 10 else f"{per_second:.1f}/s"
-
-
-def short_rate(per_second: float | None) -> str:
-    """Return a rate in a few characters: `0`, `0.4`, `12`, `3,400`."""
-    if per_second is None:
-        return ""
-    return f"{per_second:.1f}" if 0.05 <= per_second < 10 else short_number(per_second)
 
 
 def duration(seconds: float) -> str:
@@ -55,21 +41,6 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
-
-
-def short_duration(seconds: float | None) -> str:
-    """Return a duration in a few characters: `3ms`, `1.2s`, `4m10s`, `2h05m`, `3d`."""
-    if seconds is None:
-        return ""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.1f}ms" if seconds < 0.00995 else f"{seconds * 1000:.0f}ms"
-    if seconds < 100:
-        return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
-    minutes, left_s = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{left_s:02d}s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.0f}d"
 
 
 def ago(moment: datetime) -> str:
@@ -105,3 +76,8 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else ascii(char)[1:-1] for char in text
     )
+
+
+def path_text(path: Path | str) -> str:
+    """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -29,8 +29,6 @@ from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.jobs.jobs import cancel, jobs, retry, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
-from headrace.cli.runs.run import run
-from headrace.cli.runs.runs import runs_group
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import NumbersCommand, argument, flag, option
@@ -65,7 +63,6 @@ WorkersOption = Annotated[
     ),
 ]
 _API_PROCESSES: Final = "Number of API processes on the port (default: 1)."
-_TOP_INTERVAL_S: Final = 2.0
 
 
 def _show_version(requested: bool) -> None:
@@ -330,29 +327,10 @@ def version() -> None:
     typer.echo(__version__)
 
 
-for _command in (submit, run, result, jobs, watch, cancel, retry):
+for _command in (submit, result, jobs, watch, cancel, retry):
     app.command()(_command)
 
 
-@app.command()
-def top(
-    interval: float = option(
-        "--interval SECONDS",
-        f"Time between two updates (default: {_TOP_INTERVAL_S:g}).",
-        _TOP_INTERVAL_S,
-        min=0.5,
-        max=3600,
-    ),
-    once: bool = flag("--once", "Print one view and exit; for pipes and scripts."),
-    url: options.Url = None,
-) -> None:
-    """Show a live view of queues, models, hosts and devices."""
-    from headrace.cli.top.screen import top as show
-
-    raise typer.Exit(show(url, interval_s=interval, once=once))
-
-
-app.add_typer(runs_group, name="runs")
 app.add_typer(models_group, name="models")
 app.add_typer(queues_group, name="queues")
 app.add_typer(dead_group, name="dead")

@@ -1,39 +1,40 @@
-"""Plans for operators: queues, dead letters, webhook deliveries and offline runs."""
+"""Plans for operators: queues, failures, dead letters, webhooks, offline runs and profiles."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
 
-from headrace.client.calls import Page, list_pages
+from headrace.client.calls import Page, list_pages, moment
 from headrace.client.http.retries import Session, decoded, exchange, fetch
-from headrace.client.inputs import JSON_HEADERS, job_request
-from headrace.client.models import (
-    DeadLetter,
-    Job,
-)
+from headrace.client.inputs import job_request, json_request
+from headrace.client.models import DeadLetter, Job
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
 from headrace.schema.operation import (
+    FailureGroups,
+    FailuresOfGroup,
     Profile,
     Profiles,
     Purged,
     Queue,
     QueuePurge,
     Requeued,
+    Retried,
     VersionQueue,
     WebhookDeliveries,
     WebhookDelivery,
 )
 from headrace.schema.runs import Run, RunReceipt, Runs
 
-RUNS: Final = "/api/v1/runs"
+_RUNS: Final = "/api/v1/runs"
+_FAILURES: Final = "/api/v1/failures"
 _PROFILES: Final = "/api/v1/profiles"
 #: Maximum number of dead letters in one request.
 DEAD_LETTERS_AT_ONCE: Final = 10_000
@@ -84,6 +85,54 @@ def purge_queue(session: Session, queue: str | Queue | VersionQueue) -> Plan[int
     """
     answer = yield from _change_queue(session, queue, "purge")
     return decoded(answer, QueuePurge).cancelled
+
+
+def failures(
+    session: Session,
+    model: str | None = None,
+    *,
+    since: datetime | float | str | None = None,
+    error: str | None = None,
+    limit: int | None = None,
+) -> Plan[list[FailuresOfGroup]]:
+    """Return why jobs failed: groups of failures, the one that failed last first.
+
+    Args:
+        model: only failures of this model.
+        since: only jobs that failed at this time or later; as for `jobs`.
+        error: only groups with this text in type, message, exception or line.
+        limit: maximum number of groups, at most 1,000; None for the server's default.
+
+    Raises:
+        ModelNotFound: the model does not exist.
+        ListsOff: the server keeps no failures.
+    """
+    given = {
+        "model": model,
+        "since": None if since is None else moment(since),
+        "error": error,
+        "limit": None if limit is None else str(limit),
+    }
+    query = {name: value for name, value in given.items() if value is not None}
+    request = HttpRequest("GET", _FAILURES, query=query)
+    return (yield from fetch(session, request, FailureGroups)).failures
+
+
+def retry_failures(session: Session, group: str | FailuresOfGroup) -> Plan[Retried]:
+    """Put all jobs of a group back at the end of their queues as the same jobs.
+
+    A job keeps its id, its input and its metadata; its attempts start at 0.
+
+    Returns:
+        How many are retried, and which are not and why. If an answer was lost and the request was
+        repeated, those of the first request are not counted.
+
+    Raises:
+        ModelNotFound: the model of the group does not exist.
+    """
+    name = group if isinstance(group, str) else group.group
+    path = f"{_FAILURES}/{quote(name, safe='')}/retry"
+    return (yield from fetch(session, HttpRequest("POST", path), Retried))
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:
@@ -193,8 +242,7 @@ def _selections(model: str, verb: str, letters: DeadLetters, *, all: bool) -> It
         selections = [{"ids": ids[at : at + most]} for at in range(0, len(ids), most)]
     path = f"{_dead_letters_path(model)}/{verb}"
     for selection in selections:
-        body = msgspec.json.encode(selection)
-        yield HttpRequest("POST", path, body=body, headers=JSON_HEADERS, wait_s=LONG_REQUEST_S)
+        yield json_request("POST", path, selection, wait_s=LONG_REQUEST_S)
 
 
 def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
@@ -220,15 +268,14 @@ def redeliver_webhook(
         WebhookNotFound: the job has no such delivery.
     """
     delivery_id = delivery.id if isinstance(delivery, WebhookDelivery) else delivery
-    body = msgspec.json.encode({} if delivery_id is None else {"id": delivery_id})
-    request = job_request("POST", job, below="/webhooks/redeliver")
-    request = dataclasses.replace(request, body=body, headers=JSON_HEADERS)
+    path = job_request("POST", job, below="/webhooks/redeliver").path
+    request = json_request("POST", path, {} if delivery_id is None else {"id": delivery_id})
     return (yield from fetch(session, request, WebhookDelivery))
 
 
 def runs(session: Session) -> Plan[list[Run]]:
     """Return the offline runs that this server knows, latest report first."""
-    return (yield from fetch(session, HttpRequest("GET", RUNS), Runs)).runs
+    return (yield from fetch(session, HttpRequest("GET", _RUNS), Runs)).runs
 
 
 def run_record(session: Session, run_id: str) -> Plan[Run]:
@@ -252,13 +299,12 @@ def cancel_run(session: Session, run_id: str) -> Plan[Run]:
 def report_run(session: Session, run_id: str, record: Any, *, begun: bool) -> Plan[bool]:
     """Write a run's record; return whether its cancellation was requested."""
     query = {"begun": "1"} if begun else {}
-    body = msgspec.json.encode(record)
-    request = HttpRequest("PUT", _run_path(run_id), query, body, JSON_HEADERS)
+    request = json_request("PUT", _run_path(run_id), record, query)
     return (yield from fetch(session, request, RunReceipt)).cancel_requested
 
 
 def _run_path(run_id: str) -> str:
-    return f"{RUNS}/{quote(run_id, safe='')}"
+    return f"{_RUNS}/{quote(run_id, safe='')}"
 
 
 def request_profile(
@@ -283,12 +329,7 @@ def request_profile(
         Conflict: no model process is loaded, or it is being profiled.
     """
     body = {"kind": kind, "batches": batches, "seconds": seconds, "version": version}
-    request = HttpRequest(
-        "POST",
-        f"/api/v1/models/{quote(model, safe='')}/profile",
-        headers=JSON_HEADERS,
-        body=msgspec.json.encode(body),
-    )
+    request = json_request("POST", f"/api/v1/models/{quote(model, safe='')}/profile", body)
     return (yield from fetch(session, request, Profile))
 
 

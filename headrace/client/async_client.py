@@ -9,7 +9,6 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, registry
-from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -24,8 +23,6 @@ T = TypeVar("T")
 def _awaiting(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    """Return a plan as a method."""
-
     @wraps(plan)
     async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._run(plan(self.session, *args, **kwargs))
@@ -36,8 +33,6 @@ def _awaiting(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
-    """Return a stream as a method."""
-
     @wraps(stream)
     def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
         return self._iterate(stream(self.session, *args, **kwargs))
@@ -68,8 +63,8 @@ class AsyncClient(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
-    failures = _awaiting(failing.failures)
-    retry_failures = _awaiting(failing.retry_failures)
+    failures = _awaiting(admin.failures)
+    retry_failures = _awaiting(admin.retry_failures)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     queues = _awaiting(calls.queues)
@@ -132,7 +127,6 @@ class AsyncClient(ClientBase):
         return await self._run(bulk.cancel_many(self.session, job))
 
     async def _iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
-        """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:
             while (items := await self._advance(stream, opened)) is not None:

@@ -24,10 +24,10 @@ from headrace.client.http.retries import (
 )
 from headrace.client.inputs import (
     JOBS,
-    JSON_HEADERS,
     NDJSON_HEADERS,
     Options,
     job_line,
+    json_request,
     trace_headers,
 )
 from headrace.client.models import Cancelled, Job
@@ -79,11 +79,8 @@ class BulkEntry:
     """One input of a bulk submit.
 
     Attributes:
-        index: its index among the inputs.
-        input: the input as the caller gave it.
         job_id: the id of its job, the same for every attempt.
         line: its request line, until the server has accepted it.
-        error: why it cannot be sent.
         lost: how often the server did not know the job after accepting it.
     """
 
@@ -194,7 +191,6 @@ def send(
     """Submit a chunk; entries that fail with a transient error are sent again with the same ids.
 
     Args:
-        chunk: entries with their lines.
         hold_s: how long the server may hold the chunk while the queue is full; None for its limit.
         transient: errors that are retried until there is no progress for `retry_s`; every other
             error is an outcome. The wait that a limit asks for does not count, unless `retry_s` is
@@ -280,8 +276,7 @@ def _id_chunks(jobs: Iterable[str | Job]) -> Iterator[list[str]]:
 
 
 def _post_ids(session: Session, verb: str, ids: Sequence[str], shape: type[Shape]) -> Plan[Shape]:
-    body = msgspec.json.encode({"ids": ids})
-    request = HttpRequest("POST", f"{JOBS}/{verb}", body=body, headers=JSON_HEADERS)
+    request = json_request("POST", f"{JOBS}/{verb}", {"ids": ids})
     found = yield from fetch(session, request, shape)
     if len(found.jobs) != len(ids):
         raise _unexpected_count()

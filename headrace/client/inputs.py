@@ -253,6 +253,20 @@ JSON_HEADERS: Final = {"content-type": "application/json"}
 NDJSON_HEADERS: Final = {"content-type": "application/x-ndjson"}
 
 
+def json_request(
+    method: str,
+    path: str,
+    value: Any,
+    query: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    wait_s: float = 0,
+) -> HttpRequest:
+    """Return a request whose body is a value as JSON."""
+    body = msgspec.json.encode(value)
+    return HttpRequest(method, path, query or {}, body, {**JSON_HEADERS, **(headers or {})}, wait_s)
+
+
 def trace_headers() -> dict[str, str]:
     """Return the trace context headers for a submit, if the caller uses OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:

@@ -123,13 +123,6 @@ class DeadLetter(DeadLetterEntry, frozen=True, kw_only=True):
     """A message that could not be processed, kept until it is requeued or deleted, at most 14 days.
 
     Attributes:
-        id: the job's id; a new name if the message is not a job.
-        job_id: its job's id; None if the message could not be read.
-        reason: the code of an error, or why the message is not a job.
-        error: the reason in a sentence.
-        attempts: how often it has begun.
-        died_at: when it became a dead letter.
-        requeueable: whether it can be requeued.
         traceback: the handler's traceback, if it raised. None in a list.
         message: the task message, as `text` or `base64`. None in a list; `raw` is decoded.
     """

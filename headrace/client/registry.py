@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.client.http.events import ServerEvent, follow
 from headrace.client.http.retries import Session, decoded, exchange, fetch
-from headrace.client.inputs import JSON_HEADERS
+from headrace.client.inputs import json_request
 from headrace.client.sansio import HttpRequest, Plan, Stream
 from headrace.schema.registry import (
     ModelDifference,
@@ -85,7 +85,6 @@ def set_model_options(
     """Set options of a version, such as `replicas`; None takes a change back.
 
     Args:
-        options: the options to set.
         version: the version; by default the default version.
         wait: seconds to wait for the workers; see `reload_model`.
 
@@ -228,17 +227,9 @@ def route_model(
         body["sticky"] = dict(sticky)
     if shadow is not None:
         body |= {"shadow": shadow, "shadow_percent": shadow_percent}
-    headers = dict(JSON_HEADERS)
-    if generation is not None:
-        headers["if-match"] = f'"{generation}"'
-    request = HttpRequest(
-        "PUT",
-        f"{_path(model)}/traffic",
-        _wait(wait),
-        body=msgspec.json.encode(body),
-        headers=headers,
-        wait_s=wait or 0,
-    )
+    headers = {} if generation is None else {"if-match": f'"{generation}"'}
+    path = f"{_path(model)}/traffic"
+    request = json_request("PUT", path, body, _wait(wait), headers, wait_s=wait or 0)
     return (yield from fetch(session, request, ModelTraffic))
 
 
@@ -258,14 +249,7 @@ def clear_traffic(session: Session, model: str, *, wait: float | None = None) ->
 def _change(
     session: Session, method: str, path: str, body: dict[str, Any], wait: float | None
 ) -> Plan[Registration]:
-    request = HttpRequest(
-        method,
-        path,
-        _wait(wait),
-        body=msgspec.json.encode(body),
-        headers=JSON_HEADERS,
-        wait_s=wait or 0,
-    )
+    request = json_request(method, path, body, _wait(wait), wait_s=wait or 0)
     return (yield from fetch(session, request, Registration))
 
 

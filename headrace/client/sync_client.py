@@ -9,7 +9,6 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 
 from headrace.client import admin, bulk, calls, registry
-from headrace.client import failures as failing
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -24,8 +23,6 @@ T = TypeVar("T")
 def _blocking(
     plan: Callable[Concatenate[Session, P], Plan[T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """Return a plan as a method."""
-
     @wraps(plan)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return run_plan(self, plan(self.session, *args, **kwargs))
@@ -36,8 +33,6 @@ def _blocking(
 def _iterating(
     stream: Callable[Concatenate[Session, P], Stream[T]],
 ) -> Callable[Concatenate[Client, P], Iterator[T]]:
-    """Return a stream as a method."""
-
     @wraps(stream)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
         return self._iterate(stream(self.session, *args, **kwargs))
@@ -68,8 +63,8 @@ class Client(ClientBase):
     stream = _iterating(events.stream)
     events = _iterating(events.events)
     jobs = _iterating(calls.jobs)
-    failures = _blocking(failing.failures)
-    retry_failures = _blocking(failing.retry_failures)
+    failures = _blocking(admin.failures)
+    retry_failures = _blocking(admin.retry_failures)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     queues = _blocking(calls.queues)
@@ -132,7 +127,6 @@ class Client(ClientBase):
         return run_plan(self, bulk.cancel_many(self.session, job))
 
     def _iterate(self, stream: Stream[T]) -> Iterator[T]:
-        """Run a stream and yield its items."""
         opened: list[EventReader] = []
         try:
             while (items := finished(self._advance(stream, opened))) is not None:

@@ -66,6 +66,7 @@ class Extension:
         variables: HEADRACE_ variables that are not settings; the extension reads them.
         file_hints: what a handler's file without a class is, by a name that it has.
         checks: returns a tuple of `headrace.cli.doctor.check.Check`, for `headrace doctor`.
+        exports: what users import from modules of headrace, by its full name there.
     """
 
     name: str
@@ -81,6 +82,7 @@ class Extension:
     server: Callable[[], object] | None = None
     logs: Callable[[], object] | None = None
     checks: Callable[[], object] | None = None
+    exports: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,19 @@ def settings_types() -> dict[str, Any]:
     loads = {name: extension.settings for name, extension in found().extensions.items()}
     types = {name: loaded(name, "settings", load) for name, load in loads.items() if load}
     return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def exported(module: str, name: str) -> object:
+    """Return what an extension has under a name that users import from a module of headrace.
+
+    Raises:
+        AttributeError: no extension has it.
+    """
+    for extension in found().extensions.values():
+        load = extension.exports.get(f"{module}.{name}")
+        if load is not None:
+            return load()
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def loaded(name: str, what: str, load: Callable[[], object]) -> Any:

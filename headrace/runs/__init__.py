@@ -1,5 +1,5 @@
 """Offline runs: from a source of inputs to a sink of results, resumable after a kill.
 
-Start with engine/engine.py. May import client, queue, payloads, config, access, jobs, redis
-and errors.
+Start with engine.py. interfaces.py has what a source and a sink must do; extensions have
+these. May import client, queue, payloads, config, access, jobs, redis and errors.
 """

@@ -7,13 +7,10 @@ another one. It never calls one of them from two threads at once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
-from typing_extensions import override
 
-from headrace.errors import ConfigError
 from headrace.jobs.job import JobFailure
 from headrace.runs.range_set import RangeSet
 
@@ -23,12 +20,8 @@ Cursor: TypeAlias = Any
 Mark: TypeAlias = Any
 Carried: TypeAlias = dict[str, msgspec.Raw]
 
-#: The columns of every row. A carried column with such a name gets another one: see `carry`.
-OWN_COLUMNS: Final = ("n", "key", "status", "result", "error", "attempts", "timings")
-#: The status of a row with a result, and every status.
+#: The status of a row with a result.
 SUCCEEDED: Final = "succeeded"
-STATUSES: Final = (SUCCEEDED, "failed", "expired", "cancelled", "rejected")
-_OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 NOTHING_CARRIED: Final[Carried] = {}
 
 
@@ -209,87 +202,3 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close files and connections; this makes nothing durable."""
-
-
-def carry(columns: Carried) -> Carried:
-    """Return the columns that a row carries, renamed where every row has a column of the name."""
-    if _OTHER_NAMES.keys().isdisjoint(columns):
-        return columns
-    return {carried_as(name): value for name, value in columns.items()}
-
-
-def carried_as(name: str) -> str:
-    """Return the name under which a row carries a column."""
-    return _OTHER_NAMES.get(name, name)
-
-
-class LimitedSource(Source):
-    """The first inputs of a source.
-
-    Args:
-        limit: the most inputs.
-    """
-
-    def __init__(self, source: Source, limit: int) -> None:
-        self._source = source
-        self._limit = limit
-
-    @override
-    def describe(self) -> dict[str, Any]:
-        return {**self._source.describe(), "limit": self._limit}
-
-    @override
-    def count(self) -> int | None:
-        count = self._source.count()
-        return None if count is None else min(count, self._limit)
-
-    @override
-    def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
-        return islice(self._source.entries(after, n), max(0, self._limit - n))
-
-
-#: Options that do not change which entries a source has. With another delimiter the first row lacks
-#: the columns, so a run that began before the option existed still resumes.
-_NOT_DESCRIBED: Final = frozenset({"output", "by_ref", "delimiter"})
-
-
-class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a source is read; each kind refuses the options that mean nothing for it.
-
-    Attributes:
-        input: the column that is the input, if there are columns; the others are carried.
-        key: the column that names the input.
-        glob: in a folder, read only files whose path below it matches one of these.
-        content_type: the media type of every input that is a file or bytes.
-        delimiter: what separates the columns of a CSV file: one character, or a name
-            (csv.py: DELIMITERS).
-        output: where the rows go; a folder or pattern that finds it there skips it.
-        by_ref: inputs are sent as references to files, which the server reads.
-    """
-
-    input: str | None = None
-    key: str | None = None
-    glob: tuple[str, ...] = ()
-    content_type: str | None = None
-    delimiter: str | None = None
-    output: str = ""
-    by_ref: bool = False
-
-    def described(self) -> dict[str, Any]:
-        """Return the options that are set, for `Source.describe`."""
-        values = msgspec.to_builtins(self)
-        return {
-            name: value for name, value in values.items() if value and name not in _NOT_DESCRIBED
-        }
-
-    def refuse(self, *names: str, of: str) -> None:
-        """Refuse options that mean nothing for a source.
-
-        Raises:
-            ConfigError: one of them is set.
-        """
-        for name in names:
-            if getattr(self, name):
-                raise ConfigError(
-                    f"--{name.replace('_', '-')} means nothing for {of}", hint="Leave it out."
-                )

@@ -35,12 +35,12 @@ from headrace.client.sync_client import Client, run_plan
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, FileMissing, Forbidden, HeadraceError, Unauthorized
 from headrace.jobs.job import JobFailure
-from headrace.runs.engine import api_calls
-from headrace.runs.engine.checkpoint import Checkpoint, decode
-from headrace.runs.engine.engine import Engine, row_of
-from headrace.runs.engine.spec import RunSpec
+from headrace.runs import api_calls
+from headrace.runs.checkpoint import Checkpoint, decode
+from headrace.runs.engine import Engine, row_of
 from headrace.runs.interfaces import Entry, Row
 from headrace.runs.range_set import RangeSet
+from headrace.runs.spec import RunSpec
 
 T = TypeVar("T")
 

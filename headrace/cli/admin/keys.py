@@ -24,8 +24,9 @@ keys_group: Final = group(
 
 #: Longer durations are beyond what a date can be.
 _DURATION_CHARS: Final = 7
-#: The place of the column with the tokens a minute, if any key has this limit.
-_TOKENS_AT: Final = 4
+_COLUMNS: Final = (
+    "ID", "NAME", "SCOPES", ">RATE", "?>TOKENS", ">IN FLIGHT", "CREATED", "EXPIRES",
+)  # fmt: skip
 
 KeyArgument = Annotated[str, argument("ID", "Id of the key: the middle part of its text.", ...)]
 
@@ -87,14 +88,7 @@ def list_(as_json: options.Json = False) -> None:
         for one in listed:
             output.json_line(_json_object(one.key, one.jobs))
     else:
-        columns = ["ID", "NAME", "SCOPES", ">RATE", ">IN FLIGHT", "CREATED", "EXPIRES"]
-        rows = [list(_row(one)) for one in listed]
-        if any(one.key.tokens_per_minute for one in listed):
-            columns.insert(_TOKENS_AT, ">TOKENS")
-            for row, one in zip(rows, listed, strict=True):
-                tokens = one.key.tokens_per_minute
-                row.insert(_TOKENS_AT, f"{tokens:,}/min" if tokens else "")
-        output.table(columns, rows)
+        output.table(_COLUMNS, map(_row, listed))
 
 
 @keys_group.command()
@@ -184,6 +178,7 @@ def _row(one: ListedKey) -> tuple[str, ...]:
         output.short_line(key.name),
         ",".join(sorted(key.scopes)),
         f"{key.rate:g}/s" if key.rate else "",
+        f"{key.tokens_per_minute:,}/min" if key.tokens_per_minute else "",
         f"{one.jobs:,}/{key.in_flight:,}" if key.in_flight else f"{one.jobs:,}",
         _time(key.created_s),
         expires,

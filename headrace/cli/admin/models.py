@@ -290,7 +290,7 @@ def _difference(one: ModelDifference) -> tuple[str, ...]:
     if one.option == "version":
         return (one.model, one.version, "", "in the file", "removed")
     values = (
-        "" if value is None else output.short_line(output.as_json(value))
+        "" if value is None else output.short_line(output.json_text(value))
         for value in (one.declared, one.present)
     )
     return (one.model, one.version, one.option, *values)
@@ -415,7 +415,7 @@ def _end(state: str, error: str | None) -> None:
 def _version(one: Any) -> str:
     words = [one.version, *(["default"] if one.default else [])]
     words.append("from the models file" if one.declared else "added over the API")
-    given = ", ".join(f"{key}={output.as_json(one.changed[key])}" for key in sorted(one.changed))
+    given = ", ".join(f"{key}={output.json_text(one.changed[key])}" for key in sorted(one.changed))
     if given:
         words[-1] += f" with {given}" if not one.declared else f"; over the API: {given}"
     return ", ".join(words) + (f"; {one.unserved}" if one.unserved else "")
@@ -431,10 +431,10 @@ def _declared(name: str, declared: dict[str, Any]) -> list[tuple[str, str]]:
     if declared.get("content_types"):
         facts.append((name, ", ".join(declared["content_types"])))
     if declared.get("schema") is not None:
-        facts.append((name, output.as_json(declared["schema"])))
+        facts.append((name, output.json_text(declared["schema"])))
     if "example" in declared:
         # An example of bytes is base64; its beginning is enough.
-        facts.append(("example", output.short_line(output.as_json(declared["example"]))))
+        facts.append(("example", output.short_line(output.json_text(declared["example"]))))
     return facts
 
 
@@ -445,11 +445,11 @@ def _facts(model: Model) -> list[tuple[str, str]]:
         if name not in _APART and (value := getattr(model, name)) not in (None, [])
     ]
     facts += [
-        (f"parameter {name}", output.as_json(declared))
+        (f"parameter {name}", output.json_text(declared))
         for name, declared in (model.parameters or {}).items()
     ]
     if model.traffic:
-        facts.append(("traffic", output.as_json(model.traffic)))
+        facts.append(("traffic", output.json_text(model.traffic)))
     if model.headers:
         facts.append(("headers", ", ".join(model.headers)))
     for name in ("inputs", "outputs"):

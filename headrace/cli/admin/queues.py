@@ -25,18 +25,8 @@ ModelsArgument = Annotated[
     argument("MODEL", "Models whose queues to change.", ..., autocompletion=options.complete_model),
 ]
 _COLUMNS: Final = (
-    "QUEUE",
-    ">WAITING",
-    ">OLDEST",
-    ">LEASED",
-    ">SCHEDULED",
-    ">DEAD",
-    ">FREE",
-    ">TOKENS",
-    "",
-)
-#: The column that is shown if a model has a schedule by tokens.
-_TOKENS: Final = _COLUMNS.index(">TOKENS")
+    "QUEUE", ">WAITING", ">OLDEST", ">LEASED", ">SCHEDULED", ">DEAD", ">FREE", "?>TOKENS", "",
+)  # fmt: skip
 
 
 @queues_group.callback(invoke_without_command=True)
@@ -51,14 +41,7 @@ def queues(ctx: typer.Context, as_json: options.Json = False, url: options.Url =
             for queue in queues:
                 output.json_line(queue)
             return
-        rows = [row for queue in queues for row in _rows(queue)]
-        if any(queue.tokens is not None for queue in queues):
-            output.table(_COLUMNS, rows)
-        else:
-            output.table(
-                (*_COLUMNS[:_TOKENS], *_COLUMNS[_TOKENS + 1 :]),
-                [(*row[:_TOKENS], *row[_TOKENS + 1 :]) for row in rows],
-            )
+        output.table(_COLUMNS, [row for queue in queues for row in _rows(queue)])
 
 
 @queues_group.command()

@@ -40,12 +40,6 @@ def pack_folder(folder: Path, output: Path, settings: Settings, *, force: bool) 
 def pipeline(path: Path, output: Path | None, settings: Settings, *, force: bool) -> None:
     """Print the pipeline of a workflow archive as a models file, or write it with its files.
 
-    Args:
-        path: the archive.
-        output: the folder to write into; None to print.
-        settings: how large an archive may be.
-        force: whether the folder may exist.
-
     Raises:
         ConfigError: the archive is no workflow, no pipeline can express it, or the folder exists.
     """

@@ -40,9 +40,6 @@ def run_trial(
         target: a handler as in the models file, the name of a model in it, or a folder or archive
             of a model.
         inputs: the inputs, which make one batch; None for the handler's `example_input`.
-        settings: name the models file.
-        device: the torch device; None for the model's, else the CPU.
-        options: a JSON object that is added to the model's options.
         parameters: the model's parameters, as text.
 
     Raises:

@@ -74,10 +74,7 @@ def read_once(read: Callable[[Deployment], T]) -> Callable[[Deployment], T]:
 class Deployment:
     """Everything that the checks read. A part that cannot be read raises CheckSkipped.
 
-    Args:
-        redis_url: URL of Redis; None for that of the settings, or of `headrace up` here.
-        models: the models file; None for that of the settings, or of `headrace up` here.
-        api_url: URL of the API; None for that of the settings, if one runs.
+    What is not given is that of the settings, or of `headrace up` here.
     """
 
     def __init__(

@@ -124,7 +124,6 @@ def free_space(folder: Path, what: str) -> CheckResult:
 
     Args:
         folder: a folder in it; if it does not exist, its nearest existing parent counts.
-        what: the data in the folder, for the sentence.
     """
     existing = next(one for one in (folder, *folder.parents) if one.exists())
     usage = shutil.disk_usage(existing)

@@ -200,7 +200,6 @@ def _member(text: str) -> tuple[str, Any]:
 
 
 def _show_jobs(client: Client, ids: Sequence[str], *, as_json: bool) -> ExitCode:
-    """Print the jobs with these ids, in this order."""
     code = ExitCode.DONE
     for some in _chunks(ids):
         found = client.status(some)

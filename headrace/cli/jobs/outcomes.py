@@ -39,7 +39,6 @@ class WrittenOutcome:
     """The outcome of one input.
 
     Attributes:
-        key: the input's name for the user.
         job_id: the id with which the input was, or may have been, submitted.
         job: the job; None if there is no job, or its end is unknown.
         error: why there is no result, if that is known.

@@ -33,7 +33,7 @@ def result(
         "Write the result to FILE; for several jobs, an existing folder "
         "(default: standard output).",
     ),
-    retry: float = options.retry(options.UNREACHABLE, RETRY_S),
+    retry: float = options.retry("is unreachable", RETRY_S),
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
@@ -117,7 +117,7 @@ def _store(job: Job, value: object, target: Path) -> None:
     if isinstance(value, bytes):
         data = value
     else:
-        data = (value if isinstance(value, str) else f"{output.as_json(value)}\n").encode()
+        data = (value if isinstance(value, str) else f"{output.json_text(value)}\n").encode()
     part = path.with_name(f"{path.name}.part")
     try:
         if path.exists() and not path.is_file():  # such as /dev/stdout

@@ -115,7 +115,7 @@ def submit(
         "Event to notify: started, succeeded, failed, cancelled or expired; repeatable "
         "(default: every end).",
     ),
-    retry: float = options.retry(options.UNREACHABLE_OR_FULL, RETRY_S),
+    retry: float = options.retry("is unreachable or its queue is full", RETRY_S),
     quiet: bool = flag("--quiet -q", "Print no progress bar and no summary."),
     as_json: options.Json = False,
     url: options.Url = None,
@@ -160,12 +160,7 @@ def submit(
 
 @dataclass(kw_only=True)
 class _Run:
-    """One run of the command, from the first input to the exit code.
-
-    Attributes:
-        options: options of every job, `version`, `content_type` and `parameters`.
-        timeout_s: maximum wait in total; None for no limit.
-    """
+    """One run of the command, from the first input to the exit code."""
 
     client: Client
     model: str
@@ -319,7 +314,6 @@ class _Run:
             yield WrittenOutcome(sent.key, sent.job_id, error=error), None
 
     def _write(self, indexed: _Indexed) -> None:
-        """Write an outcome and mark its input as written."""
         outcome, number = indexed
         if isinstance(outcome.error, errors.ModelNotFound):
             raise outcome.error  # every other input would fail too
@@ -428,7 +422,6 @@ class SubmittedJob:
 
     Attributes:
         place: its index among all inputs, from 0.
-        key: the input's name for the user.
     """
 
     place: int

@@ -22,7 +22,7 @@ import typer
 
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.media_types import BOM
-from headrace.runs.sources.patterns import path_text
+from headrace.text import path_text
 
 #: A folder with at most this many files is sorted; a larger one is read in file system order.
 SORTED_MAX: Final = 10_000
@@ -133,7 +133,6 @@ class Sources:
 
     @property
     def _option_count(self) -> int:
-        """Return the number of inputs that options give."""
         return len(self.json_inputs) + len(self.texts) + len(self.refs)
 
     def _lines(self) -> Iterator[Input]:

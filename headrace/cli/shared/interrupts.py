@@ -67,11 +67,7 @@ def handled_signals(
 
 
 class InterruptHandler:
-    """Turns signals into exceptions inside a `with` block. For the main thread only.
-
-    Args:
-        timeout_s: seconds until TimeUp is raised; None for no limit.
-    """
+    """Turns signals into exceptions inside a `with` block. For the main thread only."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s

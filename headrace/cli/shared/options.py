@@ -81,10 +81,6 @@ def _message(error: BadParameter) -> str:
 
 
 LIMIT: Final = 20
-#: What `--retry` of a command that submits covers.
-UNREACHABLE_OR_FULL: Final = "is unreachable or its queue is full"
-UNREACHABLE: Final = "is unreachable"
-UNREACHABLE_OR_NO_STORAGE: Final = "is unreachable or its storage is full"
 #: The options of a job that have another name on the command line.
 _FLAGS: Final = {"timeout": "--job-timeout", "webhook_events": "--webhook-event"}
 #: A shell must not hang when the user presses Tab.
@@ -110,7 +106,6 @@ def option(usage: str, help: str, default: Any = None, **others: Any) -> Any:
         usage: the flags and the name of the value, as in `--output -o FILE`.
         help: the text of `--help`; it names the default, if there is one.
         default: the default; `...` if the option is required, and in an `Annotated` type.
-        others: further arguments of `typer.Option`.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]

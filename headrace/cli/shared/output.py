@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import typer
@@ -72,7 +72,6 @@ def line(text: str, *, styled: bool = False) -> None:
     """Print a line on standard output.
 
     Args:
-        text: the line.
         styled: it has escapes for colours, and no other control characters.
     """
     write_text(f"{text}\n", styled=styled)
@@ -103,18 +102,21 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     Control characters and line breaks in cells are escaped.
 
     Args:
-        columns: the headers; a header that begins with `>` is right-aligned.
+        columns: the headers. One that begins with `>` is right-aligned; a column whose header
+            begins with `?` is left out if all its cells are empty.
     """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        to_right = column.startswith(">")
-        drawn.add_column(column.lstrip(">"), justify="right" if to_right else "left", no_wrap=True)
+    rows = list(rows)
+    shown = [n for n, head in enumerate(columns) if head[:1] != "?" or any(row[n] for row in rows)]
+    for head in (columns[n].removeprefix("?") for n in shown):
+        to_right = head.startswith(">")
+        drawn.add_column(head.lstrip(">"), justify="right" if to_right else "left", no_wrap=True)
     for row in rows:
-        drawn.add_row(*(Text(printable(cell).replace("\n", "\\n")) for cell in row))
+        drawn.add_row(*(Text(printable(row[n]).replace("\n", "\\n")) for n in shown))
     buffer = StringIO()
     colour = coloured()
     console = Console(
@@ -145,9 +147,6 @@ def listing(
     """Print a list of objects of the client, as a table or as JSON lines.
 
     Args:
-        columns: the headers of the table, as for `table`.
-        row: returns the cells of an object.
-        as_json: print JSON lines.
         fields: only these fields as JSON; all by default.
         empty: the message in place of an empty table; by default the table's header.
     """
@@ -215,7 +214,7 @@ def result_line(result: object, value: object) -> str:
     if isinstance(value, bytes):
         kind = result.get("content_type") if isinstance(result, dict) else None
         return f"{kind or 'application/octet-stream'}, {len(value):,} bytes"
-    return as_json(value)
+    return json_text(value)
 
 
 def count(number: int, noun: str) -> str:
@@ -223,17 +222,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def as_json(value: Any) -> str:
-    """Return a JSON value on one line, as `json_text` does."""
-    return json_text(value)
-
-
 def confirm(question: Callable[[], str], *, yes: bool) -> None:
     """Return after the user at the terminal confirms; without a terminal return at once.
 
     Args:
         question: returns the question; an empty one needs no confirmation.
-        yes: the user gave `--yes`.
 
     Raises:
         typer.Exit: the user declined.

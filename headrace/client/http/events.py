@@ -72,7 +72,6 @@ class ServerEvent(NamedTuple):
     """An event as the server sends it.
 
     Attributes:
-        name: its kind.
         event_id: as `last_event_id` it resumes the events after this one.
         data: its JSON; of a JSON array an object with the array as `items`.
     """
@@ -174,8 +173,6 @@ def follow(
     """Yield the events of a stream, also while the server restarts, and none of them twice.
 
     Args:
-        session: the server.
-        path: where the stream is.
         last_event_id: the id of the last known event; only later events are yielded.
         read: returns what to yield for an event, and whether this was the last one.
 

@@ -112,20 +112,14 @@ def problem_error(problem: Problem) -> HeadraceError:
 def job_error(job: Job) -> JobError:
     """Return the error for a job that failed."""
     failure = job.error or WITHOUT_ERROR.get(job.status) or JobFailure(message="the job failed")
-    error = failure_error(failure)
+    error = _typed(failure.type, JobError, failure.message, "", 0)
+    error.retryable = failure.retryable
     if not isinstance(error, JobError):
         # For example a stock client's job for a model that is not registered.
         other, error = error, JobError(error.message, hint=error.hint)
         error.code, error.status, error.retryable = other.code, other.status, other.retryable
     error.job_id = job.id
     error.traceback = job.traceback
-    return error
-
-
-def failure_error(failure: JobFailure) -> HeadraceError:
-    """Return the error for the `error` of a job or of a line of a bulk answer."""
-    error = _typed(failure.type, JobError, failure.message, "", 0)
-    error.retryable = failure.retryable
     return error
 
 
@@ -285,7 +279,6 @@ def exchange(
     """Send a request, with retries, and return an answer with a status below 400.
 
     Args:
-        session: the server.
         request: a request that may be repeated without harm.
         until: the time (`time.monotonic`) after which nothing is repeated; None for `retry_s`.
 

@@ -212,7 +212,6 @@ class ClientBase:
         return TakenInput(inputs, ended=True)
 
     def _arguments(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the arguments for httpx2's `request`."""
         timeout_s = self._timeout_s
         timeout = httpx2.Timeout(
             timeout_s,
@@ -231,11 +230,7 @@ class ClientBase:
 
 
 class EventReader:
-    """Reads the body of an answer as it arrives.
-
-    Args:
-        blocks: it is of `httpx2.Client`, and not of `httpx2.AsyncClient`.
-    """
+    """Reads the body of an answer as it arrives."""
 
     def __init__(self, response: httpx2.Response, *, blocks: bool) -> None:
         self._next: Callable[[], Any]

@@ -25,7 +25,7 @@ CHANGES: Final = {
         ("    state: str\n    replicas: int = 0\n", '    state: str\n    next_field: str = "x"\n'
          "    replicas: int = 0\n"),
     ),
-    "headrace/runs/engine/checkpoint.py": (
+    "headrace/runs/checkpoint.py": (
         ("    started_at: float = 0.0\n",
          '    started_at: float = 0.0\n    next_field: str = "x"\n'),
     ),

@@ -13,14 +13,14 @@ import httpx2
 import openai
 import pytest
 
+from extensions.runs.registry import sink_for, source_for
+from extensions.runs.sources.options import SourceOptions
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.client import Client
 from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
-from headrace.runs.engine.engine import Engine
-from headrace.runs.engine.spec import RunProgress, RunSpec
-from headrace.runs.interfaces import SourceOptions
-from headrace.runs.registry import sink_for, source_for
+from headrace.runs.engine import Engine
+from headrace.runs.spec import RunProgress, RunSpec
 from tests.extensions.openai.harness.batches import sdk
 from tests.harness.clients.access import ALL, bearer, http_as, make_key
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from headrace import errors
 from headrace.access.api_key import Caller
-from headrace.cli.runs.progress import RunProgressDisplay
 from headrace.client import Client
 from headrace.client.admin import report_run
 from headrace.client.sync_client import run_plan
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
-from headrace.runs.engine.spec import RunProgress
 from headrace.runs.records import SILENT_S, RunRecords
 from headrace.schema.runs import RunStatus
 from tests.harness.servers.api_server import ApiServer
@@ -61,32 +57,6 @@ def test_a_cancel_reaches_the_run_and_ends_when_it_starts_again(api: ApiServer) 
         assert not client.cancel_run("run-a").cancel_requested
         with pytest.raises(errors.RunNotFound, match="there is no run 'none'"):
             client.cancel_run("none")
-
-
-def test_a_cancel_is_kept_when_the_response_to_the_first_report_was_lost(
-    api: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def written_and_lost(*given: Any, **options: Any) -> Any:
-        yield from report_run(*given, **options)
-        monkeypatch.undo()
-        raise errors.ServerUnreachable("no response within 2 s")
-
-    engine: Any = SimpleNamespace(
-        checkpoint=SimpleNamespace(run="run-a", model="echo", name="", output="o", started_at=1.0),
-        progress=RunProgress(total=10),
-        stop=Mock(),
-    )
-    with Client(api.url) as client:
-        # A cancellation of an earlier process of this run ends with that process.
-        report(client, "run-a", begun=True)
-        client.cancel_run("run-a")
-        record = RunProgressDisplay(api.url, engine, quiet=True, source="s")
-        monkeypatch.setattr("headrace.client.admin.report_run", written_and_lost)
-        record.report("running")
-        assert not client.run_record("run-a").cancel_requested
-        client.cancel_run("run-a")
-        record.report("running")
-        engine.stop.assert_called_once_with(cancel=True)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from headrace.text import (
     number,
     printable,
     rate,
-    short_duration,
-    short_rate,
     shorter,
     size,
 )
@@ -36,15 +34,6 @@ def test_numbers_have_three_digits(value: float | None, text: str) -> None:
 )
 def test_a_duration_has_one_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
-
-
-def test_short_forms_have_a_few_characters() -> None:
-    assert [short_duration(s) for s in (None, 0.0012, 0.25, 1.24, 42, 250, 7500, 260_000)] == [
-        "", "1.2ms", "250ms", "1.2s", "42s", "4m10s", "2h05m", "3d",
-    ]  # fmt: skip
-    assert [short_rate(v) for v in (None, 0, 0.42, 12, 3400, 56_700, 1_200_000)] == [
-        "", "0", "0.4", "12", "3,400", "56.7k", "1.2M",
-    ]  # fmt: skip
 
 
 def test_values_have_their_unit() -> None:

@@ -54,7 +54,7 @@ def test_json_is_escaped_and_means_the_same(
     out, _ = capfd.readouterr()
     assert out[:-1].isprintable()
     assert "é😀" in out
-    assert json.loads(out) == json.loads(output.as_json(value)) == value
+    assert json.loads(out) == json.loads(output.json_text(value)) == value
 
 
 @on_terminal

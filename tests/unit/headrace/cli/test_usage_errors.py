@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from headrace.cli.main import app
+from headrace.cli.main import every_command
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from headrace.cli.main import app
     ],
 )  # fmt: skip
 def test_a_wrong_number_is_answered_with_what_to_give(arguments: str, message: str) -> None:
-    done = CliRunner().invoke(app, arguments.split())
+    done = CliRunner().invoke(every_command(), arguments.split())
 
     assert done.exit_code == 2
     assert message in " ".join(done.output.split())

@@ -18,7 +18,7 @@ import sys
 from headrace._server import imports
 imports.install()
 from headrace.config.extensions import found
-assert {"openai", "torchserve", "tuning"} <= set(found().extensions), found()
+assert {"openai", "runs", "top", "torchserve", "tuning"} <= set(found().extensions), found()
 assert "headrace._server.extensions.tuning.extension" in sys.modules
 import extensions
 assert extensions.OWNER == "user"
@@ -26,14 +26,14 @@ assert extensions.OWNER == "user"
 
 
 def test_those_of_headrace_are_found() -> None:
-    assert {"openai", "torchserve", "tuning"} <= set(found().extensions)
+    assert {"openai", "runs", "top", "torchserve", "tuning"} <= set(found().extensions)
     assert found().problems == {}
 
 
 #: A command, which imports no code of a user.
 COMMAND = """
 from headrace.config.extensions import found
-assert {"openai", "torchserve", "tuning"} <= set(found().extensions), found()
+assert {"openai", "runs", "top", "torchserve", "tuning"} <= set(found().extensions), found()
 """
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from headrace.client.bulk import LOOKUP_JOBS
 from headrace.errors import BrokerUnavailable
-from headrace.runs.engine import threads
-from headrace.runs.engine.threads import JobCleanup
+from headrace.runs import threads
+from headrace.runs.threads import JobCleanup
 
 
 def test_all_is_forgotten_by_the_thousand() -> None:

@@ -15,17 +15,18 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from extensions.runs.sinks.jsonl import JsonlSink
+from extensions.runs.sources.options import LimitedSource
 from headrace import errors
 from headrace.client.http.retries import Session
 from headrace.client.sansio import HttpResponse, Plan
-from headrace.runs.engine import api_calls
-from headrace.runs.engine import engine as engines
-from headrace.runs.engine import in_flight as in_flight_module
-from headrace.runs.engine import submitter as submitter_module
-from headrace.runs.engine.engine import Engine
-from headrace.runs.engine.spec import RunSpec
-from headrace.runs.interfaces import Entry, LimitedSource, Row, Source
-from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs import api_calls
+from headrace.runs import engine as engines
+from headrace.runs import in_flight as in_flight_module
+from headrace.runs import submitter as submitter_module
+from headrace.runs.engine import Engine
+from headrace.runs.interfaces import Entry, Row, Source
+from headrace.runs.spec import RunSpec
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 

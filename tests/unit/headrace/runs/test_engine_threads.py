@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from typing_extensions import override
 
+from extensions.runs.sinks.jsonl import JsonlSink
 from headrace import errors
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
-from headrace.runs.engine.api_calls import Outcome
-from headrace.runs.engine.engine import Engine, prefetched
-from headrace.runs.engine.in_flight import InFlight, PendingInput
-from headrace.runs.engine.spec import RunSpec
-from headrace.runs.engine.submitter import Lines, Submitter
+from headrace.runs.api_calls import Outcome
+from headrace.runs.engine import Engine, prefetched
+from headrace.runs.in_flight import InFlight, PendingInput
 from headrace.runs.interfaces import Cursor, Entry, Row
 from headrace.runs.range_set import RangeSet
-from headrace.runs.sinks.jsonl import JsonlSink
+from headrace.runs.spec import RunSpec
+from headrace.runs.submitter import Lines, Submitter
 from tests.harness.runs.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until
 

@@ -82,7 +82,7 @@ class Claimer:
     def claim_before_reading(self, now: float) -> None:
         """Claim at once the batch behind a claimed batch that will run as soon as it is read."""
         for model in self._models:
-            if not model.unread or not model.whole_batch_unread:
+            if not model.claims.unread or not model.whole_batch_unread:
                 continue
             if self._dispatcher.runs_at_once(model):
                 room = model.claim_request()
@@ -93,7 +93,7 @@ class Claimer:
     def read_claims(self, now: float) -> None:
         """Read the claimed jobs, and settle those that will not run."""
         for model in self._models:
-            if model.unread:
+            if model.claims.unread:
                 self._leases.settle(model, model.read_claims(now))
                 self._leases.move_misplaced(model)
 
@@ -101,7 +101,7 @@ class Claimer:
         """Read the claimed jobs, because `held` must be complete when Redis is back."""
         self.read_claims(now)
         for model in self._models:
-            model.connection_lost()
+            model.backlog.connection_lost()
 
     def _claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         # Without a connection a claim would be sent on reconnect, just before `release_owner`
@@ -235,7 +235,7 @@ class Consumer:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.unread or model.prepared for model in self.models):
+        if not any(model.claims.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -279,7 +279,7 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.expect_jobs()
+            model.backlog.assume_waiting()
 
     def _try_to_connect(self, _: bool) -> None:
         failure: Exception | None = None
@@ -349,7 +349,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.expire(now)
+            model.deadlines.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -377,7 +377,7 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run_batch(model, second, staged)
         for model in self.models:
-            if ended := model.take_ended():
+            if ended := model.deadlines.take_ended():
                 self._leases.settle(model, ended)
         self._isolate()
 
@@ -450,7 +450,7 @@ class Consumer:
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.missed(place)
+                    model.backlog.missed(place)
                 if self._read_cancels():
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -469,7 +469,7 @@ class Consumer:
     def _woken(self, lists: Iterable[int]) -> None:
         """Note that these lists have changed, so that jobs may wait there."""
         for model, place in self._places(lists):
-            model.notified(place)
+            model.backlog.assume_waiting([place])
 
     def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
         return filter(None, map(self._place, lists))

@@ -150,7 +150,7 @@ class ReplicaFrames:
                 self._replica_manager.ready(model, replica, frame)
                 for observer in self._observers:
                     observer.loaded(model, replica, frame.load_s)
-                model.expect_jobs()
+                model.backlog.assume_waiting()
             case NotLoaded():
                 self._replica_manager.load_failed(model, replica, frame.error)
         self._replica_manager.report_due = True
@@ -173,7 +173,7 @@ class ReplicaFrames:
         if model.position is not None:
             unwatched = self._notifications.unwatched
             places = enumerate(PLACES, first_list(model.position))
-            model.guess([place for number, place in places if number in unwatched])
+            model.backlog.guess([place for number, place in places if number in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)

@@ -186,7 +186,7 @@ class ModelUpdates:
         It is served already, or it is the default one and another one has the model's own queue.
         """
         return any(
-            version_of(model) == version or (wanted.is_default and not model.own_closed)
+            version_of(model) == version or (wanted.is_default and not model.backlog.own_closed)
             for model in self._of(version[0], Life.SERVING)
         )
 
@@ -340,9 +340,9 @@ class ModelUpdates:
                     logger.info(text, version, extra={"model": name})
             case HandOver(model, owners):
                 for owner in owners:
-                    owner.close_queue()
+                    owner.backlog.set_own_closed(closed=True)
                     self._watch(owner)
-                model.open_queue()
+                model.backlog.set_own_closed(closed=False)
                 self._watch(model)
             case Scale(model, config):
                 self._scale(model, config)
@@ -361,7 +361,7 @@ class ModelUpdates:
         model = self._build(wanted.config, f"{name} {self._built}", stats)
         model.loads = wanted.loads
         model.load_mib = self._on_demand.load_mib((name, wanted.config.version))
-        model.close_queue()
+        model.backlog.set_own_closed(closed=True)
         model.life = Life.LOADING
         self._models.append(model)
         self._dispatcher.add(model)
@@ -374,8 +374,8 @@ class ModelUpdates:
     def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
         """Let a model claim, and its predecessor retire."""
         if predecessor is not None:
-            if not predecessor.own_closed:
-                model.open_queue()
+            if not predecessor.backlog.own_closed:
+                model.backlog.set_own_closed(closed=False)
             model.position, predecessor.position = predecessor.position, None
             self._retire(predecessor)
         model.life = Life.SERVING
@@ -406,9 +406,9 @@ class ModelUpdates:
             self.watching.append(model)
         self.watching[model.position] = model
         own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
-        lists = [*(_NO_LISTS if model.own_closed else own), *version]
+        lists = [*(_NO_LISTS if model.backlog.own_closed else own), *version]
         self._notifications.set_lists(first_list(model.position), lists)
-        model.expect_jobs()
+        model.backlog.assume_waiting()
 
     def _unwatch(self, model: ServedModel) -> None:
         if model.position is not None:
@@ -436,7 +436,7 @@ class ModelUpdates:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
         self._leases.release(model, model.release_prepared(), "free")
         self._replica_manager.drain_surplus(model, now)
-        if model.replicas or model.held or model.unfinished or model.claiming:
+        if model.replicas or model.held or model.unfinished or model.backlog.claiming:
             return
         if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
             return  # the next report has its last counts

@@ -79,7 +79,7 @@ class Desk:
             )  # fmt: skip
             for name, given in job.items():
                 setattr(claimed, name, given)
-            self.model._held[job_id] = claimed
+            self.model.held[job_id] = claimed
             jobs.append(claimed)
         return jobs
 

@@ -28,11 +28,9 @@ from workers.protocol.frames import (
     FrameSocket,
     FromModel,
     Init,
+    Joins,
     Loaded,
-    Offline,
     Phase,
-    Quiet,
-    Resume,
     RunBatch,
     StartProfile,
     Stop,
@@ -227,9 +225,14 @@ class Replica:
         self.device_lost = False
         self.room = self.offline_room = self._sent = self._received = 0
         self.generation = IDLE
-        with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
-            self.frames.send(Init(self.init))
+        self._send(Init(self.init))
         return self.frames
+
+    def _send(self, frame: ToModel) -> None:
+        """Send a frame; if the process is gone, its socket reads EOF."""
+        if self.frames is not None:
+            with contextlib.suppress(OSError):
+                self.frames.send(frame)
 
     @property
     def takes_second(self) -> bool:
@@ -249,7 +252,7 @@ class Replica:
     def run(self, batch: Batch) -> None:
         """Send a batch; if another batch runs, it joins that of a generator, or is staged.
 
-        If the process is gone, its socket reads EOF, and the batch counts as lost with it.
+        If the process is gone, the batch counts as lost with it.
         """
         if self.batch is None:
             self.batch = batch
@@ -261,51 +264,29 @@ class Replica:
         self.room, self.offline_room = self.room - count, self.offline_room - count
         self._sent += count
         batch.number = self._sent
-        if self.frames is None:
-            raise RuntimeError("the model process of a batch was not started")
-        with contextlib.suppress(OSError):
-            # Jobs of a staged batch can expire before it begins, which only the process notices.
-            staged = batch is self.staged
-            rows = [_row(job, job.expires_at if staged else NEVER) for job in batch.jobs]
-            if self.continuous:
-                self._announce(batch)
-            traces = batch.traces if batch.traced else None
-            self.frames.send(
-                RunBatch(batch.seq, rows, Traces(traces, batch.span) if traces else None)
-            )
-
-    def _announce(self, batch: Batch) -> None:
-        """Send the frames about a job of a generator that must come before the job."""
-        job = batch.jobs[0]
-        if self.frames is None:
-            return
-        if job.log is not None:
-            self.frames.send(Resume(batch.seq, *job.log))
-        if batch.offline:
-            yields_s = job.overdue_at - batch.started_at
-            self.frames.send(Offline(batch.seq, yields_s))
-        if job.message is not None and job.message.quiet:
-            self.frames.send(Quiet(batch.seq))
+        # Jobs of a staged batch can expire before it begins, which only the process notices.
+        staged = batch is self.staged
+        rows = [_row(job, job.expires_at if staged else NEVER) for job in batch.jobs]
+        parents = batch.traces if batch.traced else None
+        traces = Traces(parents, batch.span) if parents else None
+        joins = _joins(batch) if self.continuous else None
+        self._send(RunBatch(batch.seq, rows, traces, joins))
 
     def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""
-        if self.staged is not None and self.frames is not None and not self.preempt_requested:
+        if self.staged is not None and not self.preempt_requested:
             self.preempt_requested = True
-            with contextlib.suppress(OSError):
-                self.frames.send(YieldBatch(self.staged.seq))
+            self._send(YieldBatch(self.staged.seq))
 
     def drop(self, job: LeasedJob) -> None:
         """Request that the process skips a job of its batches."""
         for batch in (*self.running, *([] if self.staged is None else [self.staged])):
-            if job in batch.jobs and self.frames is not None:
-                with contextlib.suppress(OSError):
-                    self.frames.send(Drop(batch.seq, batch.jobs.index(job)))
+            if job in batch.jobs:
+                self._send(Drop(batch.seq, batch.jobs.index(job)))
 
     def profile(self, profile_id: str, kind: str, batches: int, seconds: float) -> None:
         """Request a profile of the process; it answers with a frame `profiled`."""
-        if self.frames is not None:
-            with contextlib.suppress(OSError):
-                self.frames.send(StartProfile(profile_id, kind, batches, seconds))
+        self._send(StartProfile(profile_id, kind, batches, seconds))
 
     def finished(self, seq: int, now: float) -> Batch | None:
         """Remove a batch that the process has finished or returned; a staged one then runs.
@@ -430,9 +411,7 @@ class Replica:
         """Order the process, which runs nothing, to stop; its socket then reads EOF."""
         self.enter(Phase.STOPPED)
         self.due_at = now + STOP_S
-        if self.frames is not None:
-            with contextlib.suppress(OSError):
-                self.frames.send(Stop())
+        self._send(Stop())
 
     def exited(self, wait_s: float = 0.0) -> bool:
         """Return whether the process has ended, or ends within `wait_s`."""
@@ -505,6 +484,13 @@ class Replica:
         if state is not self.state:
             self.state = state
             self.since = time.time()
+
+
+def _joins(batch: Batch) -> Joins:
+    job = batch.jobs[0]
+    pieces, tokens = job.log or ([], [])
+    yields_s = job.overdue_at - batch.started_at if batch.offline else None
+    return Joins(pieces, tokens, yields_s, job.message is not None and job.message.quiet)
 
 
 def _row(job: LeasedJob, expires_at: float) -> tuple[Any, ...]:

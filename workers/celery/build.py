@@ -222,13 +222,7 @@ def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
 
 
 class ModelBuilder:
-    """Builds the served models of a worker; their replicas are not started yet.
-
-    Args:
-        catalog: the models at the start, which decide the share of the cores of each process.
-        owner: the name of this incarnation of the worker.
-        devices: the GPUs of the worker, as the driver reports them.
-    """
+    """Builds the served models of a worker; their replicas are not started yet."""
 
     def __init__(
         self,

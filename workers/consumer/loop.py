@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -52,11 +53,7 @@ TOP_UP_S: Final = 0.002
 
 
 class Claimer:
-    """The claims of a worker.
-
-    Attributes:
-        top_up_at: when a prepared batch may be topped up again.
-    """
+    """The claims of a worker."""
 
     def __init__(
         self, models: Sequence[ServedModel], leases: LeaseManager, dispatcher: Dispatcher
@@ -214,7 +211,9 @@ class Consumer:
         for model in self.models:
             if self._stopping.is_set():
                 self._leases.release(model, model.release_prepared(), "free")
-            self._fetch(model)
+            self._transfer.begin(model)
+            self._notifier.begin(model)
+            self._leases.read_logs(model)
         if self._leases.connected:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
@@ -224,12 +223,6 @@ class Consumer:
         if self._leases.connected or not connected:
             self._sleep()
         # Else the connection was lost in this turn, and the next turn tries to connect at once.
-
-    def _fetch(self, model: ServedModel) -> None:
-        """Begin what the jobs of a model wait for."""
-        self._transfer.begin(model)
-        self._notifier.begin(model)
-        self._leases.read_logs(model)
 
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
@@ -309,31 +302,21 @@ class Consumer:
             self._updates.scale(now)
             if not self._stopping.is_set():
                 self._updates.find_work(now)
-            progress, unloaded = self._updates.progress(), self._updates.unloaded()
-            for command in self._report.commands(self.models, progress, unloaded):
-                self._leases.send(command)
-            for command in self._observed():
+            progress, unloaded = self._updates.progress(), self._updates.on_demand.unloaded()
+            report = self._report.commands(self.models, progress, unloaded)
+            for command in chain(report, self._observed()):
                 self._leases.send(command)
             self._transfer.sweep(now)
             self._profiles.check(now)
-        elif self._updates.leases_due:
+        elif self._updates.replica_leases.due:
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
-        self._send_totals(now)
-        for command in self.observer.events(now):
+        totals = [o.totals(self.models) for o in self._observers if now >= o.due_at]
+        for command in chain(*totals, self.observer.events(now)):
             self._leases.send(command)
 
-    def _send_totals(self, now: float) -> None:
-        """Write what the observers have counted in the last batches, if it is time."""
+    def _observed(self) -> Iterator[Command]:
         for observer in self._observers:
-            if now >= observer.due_at:
-                for command in observer.totals(self.models):
-                    self._leases.send(command)
-
-    def _observed(self) -> list[Command]:
-        """Return what the observers write with each report."""
-        return [
-            command for observer in self._observers for command in observer.commands(self.models)
-        ]
+            yield from observer.commands(self.models)
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
         self._registry.changed(reply[:2])
@@ -360,7 +343,6 @@ class Consumer:
         self._replica_manager.check(self.models, now)
 
     def _dispatch(self, now: float) -> None:
-        """Send the batches that leave to their replicas, and stage batches behind running ones."""
         draining = self._stopping.is_set()
         claims = self._leases.connected and not draining
         while (dispatched := self._dispatcher.next(now, draining, claims)) is not None:
@@ -417,7 +399,6 @@ class Consumer:
             self._leases.connection_lost(now, error)
 
     def _ready(self, key: selectors.SelectorKey) -> None:
-        """Read from a socket or pipe: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
             read = self._frames.read if key.fileobj is replica.frames else self._frames.catch_up
@@ -437,8 +418,12 @@ class Consumer:
         elif key.fileobj is self._leases.socket():
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
-            self._woken(self._notifications.read_changes())
-            self._read_cancels()
+            self._notified()
+
+    def _notified(self) -> None:
+        for model, place in self._places(self._notifications.read_changes()):
+            model.backlog.assume_waiting([place])
+        self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
@@ -465,11 +450,6 @@ class Consumer:
         if messages:
             self._held_jobs.read_cancels(messages)
         return bool(messages)
-
-    def _woken(self, lists: Iterable[int]) -> None:
-        """Note that these lists have changed, so that jobs may wait there."""
-        for model, place in self._places(lists):
-            model.backlog.assume_waiting([place])
 
     def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
         return filter(None, map(self._place, lists))

@@ -23,13 +23,7 @@ RETRY_S: Final = 60.0
 
 
 class Limits(NamedTuple):
-    """What is configured.
-
-    Attributes:
-        least: the fewest replicas.
-        most: the most replicas.
-        idle_s: seconds after which an idle one ends.
-    """
+    """The configured numbers of replicas; an idle one ends after `idle_s`."""
 
     least: int
     most: int

@@ -33,13 +33,7 @@ RETRY_MAX_S: Final = 60.0
 
 
 class LoadFailure(NamedTuple):
-    """Why a version could not be loaded.
-
-    Attributes:
-        error: the traceback.
-        number: how many loads have failed in a row.
-        retry_at: when it may be loaded again.
-    """
+    """Why a version could not be loaded, after how many failures in a row."""
 
     error: str
     number: int

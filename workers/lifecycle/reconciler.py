@@ -139,12 +139,7 @@ def desired(
 
 
 def reconcile(present: Models, target: Target) -> Action | None:
-    """Return the next action for one model; None until something happens.
-
-    Args:
-        present: the served models of its name.
-        target: what they should become.
-    """
+    """Return the next action for the served models of a name; None until something happens."""
     for version, wanted in target.wanted.items():
         if (action := _start(version, wanted, present, target)) is not None:
             return action

@@ -435,10 +435,6 @@ class PendingPayloads:
                 left[place] = max(0, left[place] - 1)
         return left
 
-    def transfer_done(self, job: LeasedJob) -> None:
-        """Note that the job's transfer has ended, in success or failure."""
-        self.in_transfer.pop(job.token, None)
-
     def let_go(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """Queue the payloads of ended claims for deletion; the store checks the job's record."""
         for claim in claims if self._entries else ():

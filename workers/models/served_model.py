@@ -35,8 +35,8 @@ from workers.models.held import (
     TransferOutcome,
     cancel,
 )
-from workers.models.settling import BatchResult, discarded, settle_batch
-from workers.protocol.frames import Phase
+from workers.models.settling import discarded, settle_batch
+from workers.protocol.frames import Done, Phase
 from workers.replicas.history import ReplicaHistory
 from workers.replicas.replica import Replica
 
@@ -67,7 +67,6 @@ class ServedModel:
     Attributes:
         key: its name in this worker; that of the model, unless it serves another version or
             replaces a predecessor.
-        life: whether it claims jobs.
         template: a replica with the frame and the environment with which each of its replicas
             starts.
         loads: how many reloads the registry had when it was built.
@@ -83,7 +82,6 @@ class ServedModel:
         load_mib: the memory that a replica took at the last load; 0 if it was not measured.
         continuous: its handler is a generator: jobs join those that run.
         lacks_memory: a replica was not started, as there was no memory for it.
-        retry_policy: how often and when its jobs are retried, unless their message sets it.
     """
 
     def __init__(
@@ -284,7 +282,6 @@ class ServedModel:
         return job in self.claims.reading or job.token in self.payloads.in_transfer
 
     def _prepare(self, job: LeasedJob) -> None:
-        """Add a job whose input is here to the batcher."""
         if self._input_cost.needed:
             job.cost = self._input_cost.cost(job.input, job.content_type)
             job.key = self._input_cost.key(job.input, job.content_type)
@@ -297,7 +294,7 @@ class ServedModel:
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
         """Take a fetched input, or return the settlement of a job whose transfer has ended."""
         job, body, result, error, retryable = outcome
-        self.payloads.transfer_done(job)
+        self.payloads.in_transfer.pop(job.token, None)
         if not self.holds(job):
             # The claim is over: another worker, or a newer claim, has the job.
             self.payloads.let_go([job])
@@ -383,7 +380,7 @@ class ServedModel:
         )  # fmt: skip
 
     def batch_done(
-        self, batch: Batch, result: BatchResult, now: float
+        self, batch: Batch, result: Done, now: float
     ) -> tuple[list[Settlement], list[Settlement]]:
         """Return how the jobs of a batch end: what to send now, and what waits for the store."""
         size = len(batch.jobs)
@@ -522,8 +519,7 @@ class ServedModel:
         if self.batcher.remove(job):
             self.deadlines.unwatch([job])
             return True
-        if job.token in self.payloads.in_transfer:
-            self.payloads.transfer_done(job)
+        if self.payloads.in_transfer.pop(job.token, None) is not None:
             return True
         return self.claims.take_out(job)
 

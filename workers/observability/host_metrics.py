@@ -22,6 +22,7 @@ import psutil
 import pynvml
 
 from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
+from workers.replicas.devices import has_gpu
 from workers.replicas.memory import resident_bytes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ AGAIN_S: Final = 60.0
 MILLIWATTS: Final = 1000
 NOTHING: Final = msgspec.json.encode(Figures())
 
-_NO_DEVICES: Final = ("", "-1", "none", "NoDevFiles")
 _encode: Final = msgspec.json.encode
 
 T = TypeVar("T")
@@ -134,8 +134,7 @@ class GpuMetrics:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-        named = [] if visible in _NO_DEVICES else visible.split(",")
+        named = environ["CUDA_VISIBLE_DEVICES"].split(",") if has_gpu(environ) else []
         self._names = [name.strip() for name in named]
         self._handles: list[Any] | None = None
         self._again_at = 0.0

@@ -464,7 +464,6 @@ class ContinuousExecutor:
         os._exit(SOFTWARE_ERROR_STATUS)
 
     def _state(self) -> tuple[int, int, int]:
-        """Return how many requests run, what they take of the budget, and the budget."""
         used = sum(self._likely(request) for request in self._running.values())
         return len(self._running), int(used), int(self._whole)
 

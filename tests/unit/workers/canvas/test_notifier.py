@@ -18,7 +18,7 @@ from workers.jobs.leased_job import Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.served_model import ServedModel
-from workers.models.settling import BatchResult
+from workers.protocol.frames import Done
 
 SENT_MAX_S = 30
 CANVAS = Canvas("a", "a", [{"task": "next"}], [], [], None, None, None)
@@ -76,7 +76,7 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
     model.held["a"] = job
     model.callbacks.linked["1"] = job
     batch = Batch([job], "idle", 1, 60)
-    result = BatchResult([[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0], 0, 0)
+    result = Done(1, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0])
     ended = model.batch_done(batch, result, 2)
     assert model.callbacks.hold_for_callbacks(ended[0]) == []
     job.dropped = dropped

@@ -15,8 +15,7 @@ from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.model_process.executor import CANCELLED
 from workers.models.held import Deadlines
 from workers.models.served_model import ServedModel
-from workers.models.settling import BatchResult
-from workers.protocol.frames import Phase
+from workers.protocol.frames import Done, Phase
 from workers.replicas.replica import Replica
 
 
@@ -144,7 +143,7 @@ def test_only_a_job_whose_process_was_killed_says_so() -> None:
     model.replicas[0].continuous = True
     assert model.let_leave(model.replicas[0], batch, 101)
     batch.jobs[0].used = "0"
-    (left,), _ = model.batch_done(batch, BatchResult([CANCELLED], [0.0] * 4, 0, 0), 102)
+    (left,), _ = model.batch_done(batch, Done(1, [CANCELLED], [0.0] * 4), 102)
     assert "its timeout of 0.3 s; it was stopped, and other jobs run on" in str(left.value)
     assert left.used == "0", "it has returned its tokens"
 

@@ -207,8 +207,7 @@ def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
     for model in models:  # several versions of a model have the same name
         of_model = pids.setdefault(model.config.name, [])
         for replica in list(model.replicas):
-            if (process := replica.process) is not None:
-                of_model += [process.pid, *replica.helpers]
+            of_model += replica.pids
     return pids
 
 
@@ -241,12 +240,7 @@ class ModelBuilder:
     def build(
         self, config: ModelConfig, key: str = "", stats: ModelStats | None = None
     ) -> ServedModel:
-        """Return a model.
-
-        Args:
-            key: its name in the worker; "" for the name of the model.
-            stats: the counters that it continues; None for new ones.
-        """
+        """Return a model with this key in the worker, which continues these counters."""
         settings, placement, environ = self._settings, self.placement, self.placement.environ
         config = placement.resolve(config)
         device = device_of(config, self._environ)

@@ -91,9 +91,8 @@ def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int |
         for replica in model.replicas:
             process = replica.process
             pid = process.pid if process is not None else None
-            for batch in (*replica.running, replica.staged):
-                if batch is not None:
-                    yield from ((model, job, pid) for job in batch.jobs)
+            for batch in replica.batches:
+                yield from ((model, job, pid) for job in batch.jobs)
 
 
 def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None) -> dict[str, Any]:

@@ -50,8 +50,6 @@ class _Transfer:
 
     Attributes:
         result: the result to store; None if the input must be fetched.
-        pauses_s: the pauses before the next tries.
-        began: when the consumer requested it.
     """
 
     model: ServedModel

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.model.catalog import ModelConfig
-from workers.lifecycle.reconciler import Version, version_of
+from workers.lifecycle.reconciler import Version, log_fields, version_of
 from workers.models.served_model import ServedModel
 from workers.protocol.frames import Phase
 
@@ -150,7 +150,7 @@ class Autoscaler:
             self._scales[version] = after
             if after.why:
                 changed = True
-                fields = {"model": version[0], "version": version[1], "replicas": after.replicas}
+                fields = {**log_fields(version), "replicas": after.replicas}
                 logger.info(
                     "%d replicas instead of %d: %s",
                     after.replicas, before.replicas, after.why, extra=fields,

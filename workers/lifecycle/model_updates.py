@@ -37,6 +37,7 @@ from workers.lifecycle.reconciler import (
     Version,
     Wanted,
     desired,
+    log_fields,
     reconcile,
     unfinished,
     version_of,
@@ -141,9 +142,8 @@ class ModelUpdates:
             elif why := self._placement.misfits(entry.config):
                 self._elsewhere[version] = why
                 if elsewhere.get(version) != why:
-                    fields = {"model": name, "version": number}
                     text = "not served here: this worker %s"
-                    logger.info(text, ", ".join(why), extra=fields)
+                    logger.info(text, ", ".join(why), extra=log_fields(version))
             else:
                 config = self._placement.resolve(entry.config)
                 self._registered[version] = Wanted(config, entry.loads, entry.is_default)

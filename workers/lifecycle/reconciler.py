@@ -16,7 +16,7 @@ A load that fails is no reason to discard if nothing else serves. Then it is tri
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -167,6 +167,16 @@ def unfinished(present: Models, target: Target) -> bool:
 def version_of(model: ServedModel) -> Version:
     """Return the name and the version of a served model."""
     return model.config.name, model.config.version
+
+
+def models_of(version: Version, models: Models) -> list[ServedModel]:
+    """Return the served models of a version."""
+    return [model for model in models if version_of(model) == version]
+
+
+def log_fields(version: Version) -> dict[str, Any]:
+    """Return the log fields of a version."""
+    return {"model": version[0], "version": version[1]}
 
 
 def _start(version: Version, wanted: Wanted, present: Models, target: Target) -> Action | None:

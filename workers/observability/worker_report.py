@@ -35,13 +35,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 
 class WorkerReporter:
-    """Writes the report of a worker.
-
-    Args:
-        owner: the name of this incarnation of the worker.
-        figures: returns the newest `Figures` as JSON.
-        labels: which models it serves.
-    """
+    """Writes the report of a worker; `figures` returns the newest `Figures` as JSON."""
 
     def __init__(
         self,

@@ -77,19 +77,14 @@ class Replica:
         staged: the batch that the process already has while it runs another.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
-        overlap: its handler works on two batches at once.
-        continuous: its handler is a generator: each job is a batch of its own and joins the others.
-        variant: which variant of its module runs, in words; "" without the option `optimize`.
+        fits, helpers, overlap, continuous, variant: as in the frame `Loaded`.
         room: how many more jobs a generator takes.
         offline_room: how many of them may be offline.
         generation: what a generator does, as it has reported.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
-        fits: the batch size that fits into memory, as the process reported after its load; 0 for
-            `max_batch_size`.
         streams: its process has sent pieces.
         held_back: nothing is read from its process for the moment, as Redis is away or slow.
-        helpers: pids of processes that belong to it.
         surplus: it ends when its batch has, and no other takes its place.
         successor: the replica that takes its place when it is recycled.
         recycling: why this process is being replaced; empty if it is not.
@@ -178,10 +173,14 @@ class Replica:
         """The batches that run."""
         return [self.batch, *self.joined] if self.batch is not None else []
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches that run, and the staged one."""
+        return self.running if self.staged is None else [*self.running, self.staged]
+
     def batch_of(self, seq: int) -> Batch | None:
-        """Return the running or staged batch of this number; None if it has none."""
-        batches = self.running if self.staged is None else [*self.running, self.staged]
-        return next((batch for batch in batches if batch.seq == seq), None)
+        """Return its batch of this number; None if it has none."""
+        return next((batch for batch in self.batches if batch.seq == seq), None)
 
     def another(self) -> Replica:
         """Return a replica that is started as this one."""
@@ -280,7 +279,7 @@ class Replica:
 
     def drop(self, job: LeasedJob) -> None:
         """Request that the process skips a job of its batches."""
-        for batch in (*self.running, *([] if self.staged is None else [self.staged])):
+        for batch in self.batches:
             if job in batch.jobs:
                 self._send(Drop(batch.seq, batch.jobs.index(job)))
 
@@ -394,8 +393,9 @@ class Replica:
 
     @property
     def pids(self) -> list[int]:
-        """The process and its helpers; empty without a process."""
-        return [self.process.pid, *self.helpers] if self.process is not None else []
+        """The process and its helpers; empty without a process. Any thread may read it."""
+        process = self.process
+        return [process.pid, *self.helpers] if process is not None else []
 
     def memory_mib(self) -> float:
         """Return the resident memory of the process and its helpers, in MiB."""

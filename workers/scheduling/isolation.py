@@ -98,9 +98,7 @@ class Isolation:
     def next_batch(self, model: ServedModel, now: float, *, connected: bool) -> Batch | None:
         """Return the batch of the model's isolated job if that is next and may begin.
 
-        Args:
-            model: a model with an idle replica.
-            connected: Redis can be asked.
+        The model has an idle replica. Only if `connected` Redis can be asked.
         """
         run = self._runs.get(model.key)
         if run is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
 from headrace.observability.tracing import tracing
-from headrace.observability.worker_report import DeviceFigures, Figures, ModelStats
+from headrace.observability.worker_report import DeviceFigures, ModelStats
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
@@ -34,7 +35,7 @@ from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.extension import Observer, observers_of
+from workers.extension import observers_of
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
@@ -53,11 +54,20 @@ from workers.scheduling.dispatcher import Dispatcher
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def _exits_on_mistakes() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+
+
+@_exits_on_mistakes()
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
     """Return the consumer of a worker, not yet running.
 
     Raises:
-        SystemExit: the payload stores are misconfigured.
+        SystemExit: the payload stores or an extension are misconfigured.
     """
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
     gpus = GpuMetrics(os.environ)
@@ -78,7 +88,7 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     placement.figures = host_metrics.newest
     client = _connection(settings, redis_url)
     observer = _event_publisher(worker, settings, redis_url, models)
-    observers = _observers(settings, host_metrics.newest)
+    observers = observers_of(settings, host_metrics.newest)
     scripts = [script for added in observers for script in added.scripts]
     host_metrics.start()
     return Consumer(
@@ -132,18 +142,6 @@ def _notifications(client: Redis, models: Sequence[ServedModel], owner: str) -> 
     queues = [queue for model in models for queue in model.queues]
     lists = [[name] for queue in queues for name in keys.step_keys(queue)]
     return QueueNotifications(client, lists, keys.cancel_channel(owner))
-
-
-def _observers(settings: Settings, figures: Callable[[], Figures]) -> list[Observer]:
-    """Return the observers of extensions.
-
-    Raises:
-        SystemExit: an extension's configuration cannot be read.
-    """
-    try:
-        return observers_of(settings, figures)
-    except ConfigError as error:
-        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
 
 
 def _changing_models(catalog: Catalog) -> RegisteredModels | None:
@@ -212,12 +210,9 @@ def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
 
 
 def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
-    try:
-        stores = build_stores(settings, redis_url, s3_tries=1)
-        stores.check()
-        return PayloadTransfer(stores, InputRefs(settings, THREADS, s3_tries=1))
-    except ConfigError as error:
-        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+    stores = build_stores(settings, redis_url, s3_tries=1)
+    stores.check()
+    return PayloadTransfer(stores, InputRefs(settings, THREADS, s3_tries=1))
 
 
 class ModelBuilder:

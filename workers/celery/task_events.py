@@ -118,9 +118,6 @@ class Revoked(TaskEvent, tag="task-revoked"):
     expired: bool = False
 
 
-Head = tuple[str, str, float, float, int, int]
-
-
 def result_text(meta: bytes, content_type: str) -> str:
     """Return the beginning of a result's JSON, or the type and size of a result that is not JSON.
 
@@ -395,7 +392,7 @@ class EventPublisher:
         self.events_at = NEVER
         return [("PUBLISH", self._channel, self._message())]
 
-    def _head(self, job_id: str, epoch_s: float) -> Head:
+    def _head(self, job_id: str, epoch_s: float) -> tuple[str, str, float, float, int, int]:
         """Return the fields of `TaskEvent` for an event."""
         return (job_id, self._hostname, epoch_s, self._utcoffset, self._pid, 0)
 

@@ -167,8 +167,9 @@ class Consumer:
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         # A try to connect takes seconds if Redis does not answer.
-        self._connector: BackgroundThreads[bool, Exception | None]
-        self._connector = BackgroundThreads(self._try_to_connect, "headrace-connect")
+        self._connector = BackgroundThreads[bool, Exception | None](
+            self._try_to_connect, "headrace-connect"
+        )
         self._connecting = False
         self._drain_until = float("inf")
         self._watched: list[Any] = []
@@ -275,13 +276,13 @@ class Consumer:
             model.backlog.assume_waiting()
 
     def _try_to_connect(self, _: bool) -> None:
-        failure: Exception | None = None
         try:
             self._leases.connect()
             self._notifications.connect()
         except Exception as error:  # noqa: BLE001 - the loop checks it
-            failure = error
-        self._connector.deliver(failure)
+            self._connector.deliver(error)
+        else:
+            self._connector.deliver(None)
 
     def _upkeep(self, now: float) -> None:
         """Renew leases, sweep, report and publish events, as far as they are due."""

@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import NOT_STARTED, HeadraceError
-from headrace.jobs.message import InputSource, Message
+from headrace.jobs.message import InputSource
 from headrace.jobs.values.media_types import is_json
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.scripts.jobs import ClaimReply
@@ -118,7 +118,6 @@ class Claims:
         return ended
 
     def _read(self, jobs: Iterable[tuple[LeasedJob, bytes]], now_us: int) -> list[Settlement]:
-        """Read the messages of jobs; return the settlements of those that will not run now."""
         ended, name = [], self._config.name
         for job, raw in jobs:
             self._held[job.id] = job
@@ -134,7 +133,8 @@ class Claims:
                     self.traced = True
                 if job.token in self.cancelled_tokens:
                     settlement = cancel(job)
-            if settlement is None and self._is_misplaced(message):
+            asked = message.version if message is not None else ""
+            if settlement is None and asked not in ("", self._config.version):
                 self.misplaced.append(job)
                 continue
             settlement = settlement or read_details(job, self._config)
@@ -146,9 +146,6 @@ class Claims:
             else:
                 self._prepare(job)
         return ended
-
-    def _is_misplaced(self, message: Message | None) -> bool:
-        return message is not None and message.version not in ("", self._config.version)
 
     def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""

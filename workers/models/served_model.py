@@ -105,7 +105,8 @@ class ServedModel:
         self.queues = (config.queue, version_queue(config.name, config.version))
         self.replicas = replicas
         self.template = template or (replicas[0] if replicas else Replica({"device": "cpu"}, {}))
-        self.device = _device(self.template)
+        device: str = self.template.init["device"]
+        self.device = "cuda:0" if device == "cuda" else device
         self.held: dict[str, LeasedJob] = {}
         self.hold_until: float | None = None
         self.free_since: float | None = None
@@ -561,8 +562,3 @@ class ServedModel:
             self.backlog.raise_waiting(reply.waiting, self.queues.index(queue))
         if reply.orphaned:
             self.callbacks.add_orphaned(queue, reply.orphaned)
-
-
-def _device(replica: Replica) -> str:
-    device: str = replica.init["device"]
-    return "cuda:0" if device == "cuda" else device

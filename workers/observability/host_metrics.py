@@ -61,9 +61,8 @@ class HostMetrics:
         self._folder = folder
         self._gpu_processes = gpu_processes
         self._host = socket.gethostname()
-        # The bytes and when they were measured, replaced together.
-        self._last: tuple[bytes, float] = (NOTHING, 0.0)
-        self._figures = Figures()
+        # The figures and when they were measured, replaced together.
+        self._last = (Figures(), 0.0)
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -78,11 +77,11 @@ class HostMetrics:
     def latest(self) -> bytes:
         """Return the newest `Figures` as JSON; empty ones if they are too old."""
         figures, at = self._last
-        return figures if time.monotonic() - at <= STALE_S else NOTHING
+        return _encode(figures) if time.monotonic() - at <= STALE_S else NOTHING
 
     def newest(self) -> Figures:
         """Return the newest figures, however old they are."""
-        return self._figures
+        return self._last[0]
 
     def measure(self) -> Figures:
         """Measure now, and return the figures."""
@@ -96,8 +95,7 @@ class HostMetrics:
     def _run(self) -> None:
         while True:
             try:
-                self._figures = self.measure()
-                self._last = (_encode(self._figures), time.monotonic())
+                self._last = (self.measure(), time.monotonic())
             except Exception:
                 # The worker does not depend on the figures.
                 logger.warning("host and devices cannot be measured", exc_info=True)

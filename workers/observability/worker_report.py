@@ -49,7 +49,6 @@ class WorkerReporter:
         self._node = node
         self._figures = figures
         self._reported: set[str] = set()
-        self._unloaded: tuple[Mapping[str, str], bytes] = ({}, b"{}")
         own = {"node": node, "pid": os.getpid(), "versions": running_versions()}
         self._worker = _encode({**own, "labels": labels, "capacity": capacity})
 
@@ -69,9 +68,7 @@ class WorkerReporter:
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]
         if progress is not None:
             fields += (REGISTRY, _encode(progress))
-        if unloaded != self._unloaded[0]:
-            self._unloaded = unloaded, _encode(unloaded)
-        fields += (UNLOADED, self._unloaded[1])
+        fields += (UNLOADED, _encode(unloaded))
         reported = _reported(models)
         for name, model in reported.items():
             fields += (name, _encode({"node": self._node, **model_report(model)}))

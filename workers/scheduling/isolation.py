@@ -76,10 +76,6 @@ class Isolation:
         self._requests: list[IsolatedRun] = []
         self._unread: list[IsolatedRun] = []
 
-    @property
-    def _one_process(self) -> bool:
-        return sum(model.config.replicas for model in self._models) == 1
-
     def remove(self, model: ServedModel) -> None:
         """Forget a model that holds no jobs."""
         self._runs.pop(model.key, None)
@@ -226,7 +222,8 @@ class Isolation:
         job = model.batcher.next_isolated(now)
         if job is None or (job.exclusive and self._loading):
             return
-        if self._one_process and not job.exclusive and not (self._loading or self._transferring):
+        one_process = sum(model.config.replicas for model in self._models) == 1
+        if one_process and not job.exclusive and not (self._loading or self._transferring):
             # Nothing runs, so that nothing has to end first.
             self.exclusive = IsolatedRun(model, job, IN_EITHER)
             self.begin_exclusive(now)

@@ -209,13 +209,10 @@ class EventPublisher:
         channel: str,
         ticks: Callable[[int], int],
         dispatcher: Callable[[], EventDispatcher | None],
-        models: Iterable[ServedModel],
         events_per_s: int,
     ) -> None:
         self.samplers: dict[str, EventSampler] = {}
         self._events_per_s = events_per_s
-        for model in models:
-            self.serve(model)
         self._hostname = hostname
         self._channel = channel
         self._ticks = ticks

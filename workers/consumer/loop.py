@@ -134,7 +134,7 @@ class Consumer:
         placement: Placement,
         registry: RegistryReader,
         profiles: Profiles,
-        registered: RegisteredModels | None = None,
+        registered: RegisteredModels,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.models = models
@@ -162,8 +162,7 @@ class Consumer:
             models, build, placement, leases, notifications, dispatcher, self._replica_manager,
             observer,
         )  # fmt: skip
-        if registered is not None:
-            self._updates.follow(registered, registry.generation)
+        self._updates.follow(registered, registry.generation)
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         # A try to connect takes seconds if Redis does not answer.
@@ -194,6 +193,8 @@ class Consumer:
         ):  # fmt: skip
             self._selector.register(part, selectors.EVENT_READ)
         try:
+            # The models load while it connects.
+            self._updates.step(time.monotonic())
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
         finally:

@@ -98,9 +98,7 @@ class ModelUpdates:
         self._dispatcher = dispatcher
         self._replica_manager = replica_manager
         self._observer = observer
-        self.watching: list[ServedModel | None] = list(models)
-        for position, model in enumerate(models):
-            model.position = position
+        self.watching: list[ServedModel | None] = []
         # All that is registered for this worker, and what of it should be served, by how many
         # replicas.
         self._registered: dict[Version, Wanted] = {}

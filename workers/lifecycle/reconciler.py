@@ -125,7 +125,8 @@ def desired(
         scaled: the replicas by demand of those with `max_replicas`.
     """
     wanted = {}
-    for version, entry in registered.items():
+    # Where nothing is served yet, the first version serves before it is loaded: the default one.
+    for version, entry in sorted(registered.items(), key=lambda item: not item[1].is_default):
         if version in unloaded:
             continue
         config = entry.config

@@ -65,8 +65,9 @@ class Desk:
     def __post_init__(self) -> None:
         self.publisher = EventPublisher(
             "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
-            lambda: self.dispatcher, [self.model], 100,
+            lambda: self.dispatcher, 100,
         )  # fmt: skip
+        self.publisher.serve(self.model)
 
     def claim(self, *ids: str, value: bytes = b'{"a": 1}', **job: Any) -> list[LeasedJob]:
         now = time.monotonic()

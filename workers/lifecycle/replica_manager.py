@@ -102,7 +102,8 @@ class ReplicaManager:
                 # Another worker may run them meanwhile. A pending claim or transfer may bring more.
                 self._leases.release(model, model.release_prepared(), "free")
 
-    def due_times(self, model: ServedModel, *, loads: bool = True) -> list[float]:
+    @staticmethod
+    def due_times(model: ServedModel, *, loads: bool) -> list[float]:
         """Return the times at which `maintain` must be called for a model."""
         return [
             replica.restart_at if replica.process is None else replica.due_at

@@ -107,7 +107,7 @@ def worker_cores(
 ) -> WorkerCores:
     """Return the cores of a worker that may use these logical CPUs; `environ` has its share.
 
-    The paths say where the kernel describes the CPUs, the NUMA nodes and the cgroups.
+    The paths are those of the kernel, for the CPUs, the NUMA nodes and the cgroups.
     """
     cores = physical_cores(cpus, sys, nodes)
     limit = min(

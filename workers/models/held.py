@@ -1,10 +1,10 @@
 """What a worker has leased of one model and not yet run.
 
-`Claims` has the jobs whose messages, inputs and logs are read, and the queue of each: a model has
-two, and a job is settled in the one from which it was claimed. `Deadlines` has until when they
-must begin. A prepared job ends as expired when its `expires` passes, or as soon as the running
-batches are sure to end later. A job whose timeout is shorter than any recent batch is not run,
-because it would only cost a model process.
+`Claims` has the jobs that are not prepared yet: their message, input or log is being read. It also
+knows which of the model's two queues each job came from, because the job is settled there.
+`Deadlines` knows until when each prepared job must begin. A job expires when its `expires` passes,
+or as soon as the running batches are sure to end later. A job whose timeout is shorter than any
+recent batch does not run, because it would only cost a model process.
 
 `PendingPayloads` and `PendingCallbacks` have what threads do for the jobs. `ServedModel` and
 `LeaseManager` fill their lists. `workers.consumer.payload_transfer` and `workers.canvas.notifier`
@@ -52,7 +52,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """The claimed jobs of a model that cannot run yet, and the queue of each job.
+    """The claimed jobs of a model that are not prepared yet, and the queue of each job.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.
@@ -60,14 +60,14 @@ class Claims:
         prepare: takes a job whose input is here.
 
     Attributes:
-        unread: the replies whose jobs have not been read.
-        withheld: jobs whose message is being read, although it is withheld, by token.
-        versioned: jobs were found in the queue of its version.
-        misplaced: jobs that ask for another version, and must be moved to its queue.
-        cancelled_tokens: of jobs that were cancelled before the reply to their claim was read.
+        unread: the replies to claims whose jobs are not read yet.
+        withheld: by token, the withheld jobs whose message is being read.
+        versioned: the queue of its version has had jobs.
+        misplaced: the jobs that ask for another version.
+        cancelled_tokens: the tokens of jobs that were cancelled before their claim was read.
         traced: a job belonged to a trace, so others may too.
-        logs_wanted: jobs of a generator whose logs must be read before they run.
-        reading_logs: all of them that do not have it, by token.
+        logs_wanted: the jobs of a generator whose logs must be read before they run.
+        reading_logs: by token, the jobs of a generator that wait for their log.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Claims:
         self._payloads = payloads
         self._callbacks = callbacks
         self._prepare = prepare
-        # The claims of jobs from the queue of its version.
+        # The tokens of the jobs that came from the queue of its version.
         self._of_version: set[str] = set()
 
     def add(self, reply: ClaimReply, number: int) -> None:
@@ -221,7 +221,7 @@ class Claims:
         return VERSION if claim.token in self._of_version else OWN
 
     def by_queue(self, claims: list[C]) -> list[tuple[str, list[C]]]:
-        """Return claims of jobs by the queues from which they came."""
+        """Return the name of each queue from which claims came, with these claims."""
         if not self._of_version:
             return [(self._queues[OWN], claims)]
         split: tuple[list[C], list[C]] = ([], [])
@@ -240,8 +240,8 @@ class Deadlines:
 
     Attributes:
         least_time: the least time that its batches take.
-        next_at: when `expire` must be called; may be too early, never too late.
-        ended: the settlements of the jobs that ended here.
+        next_at: when `expire` must be called; it may be too early, but never too late.
+        ended: the settlements of the jobs that could not begin in time.
     """
 
     def __init__(self, config: ModelConfig, batcher: Batcher[LeasedJob]) -> None:
@@ -254,7 +254,7 @@ class Deadlines:
         self._expiring: dict[str, LeasedJob] = {}
 
     def take_ended(self) -> list[Settlement]:
-        """Return the settlements of the jobs that ended here since the last call."""
+        """Return the settlements of the jobs that could not begin, since the last call."""
         ended, self.ended = self.ended, []
         return ended
 

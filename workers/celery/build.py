@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from redis import Redis
 
 from headrace.config.model.catalog import Catalog, ModelConfig
@@ -20,7 +20,7 @@ from headrace.errors import ConfigError
 from headrace.models.catalog import ENVIRONMENTS
 from headrace.models.requirements import prune
 from headrace.observability.tracing import tracing
-from headrace.observability.worker_report import DeviceFigures, Figures, ModelStats
+from headrace.observability.worker_report import DeviceFigures, ModelStats
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis import keys
@@ -34,7 +34,7 @@ from workers.celery.task_events import EventPublisher
 from workers.consumer.loop import Consumer
 from workers.consumer.payload_transfer import PayloadTransfer
 from workers.consumer.profiles import Profiles
-from workers.extension import Observer, observers_of
+from workers.extension import observers_of
 from workers.leases.connection import PipelinedConnection
 from workers.leases.manager import LeaseManager
 from workers.leases.notifications import QueueNotifications
@@ -53,11 +53,20 @@ from workers.scheduling.dispatcher import Dispatcher
 logger = logging.getLogger(__name__)
 
 
+@contextmanager
+def _exits_on_mistakes() -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+
+
+@_exits_on_mistakes()
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
     """Return the consumer of a worker, not yet running.
 
     Raises:
-        SystemExit: the payload stores are misconfigured.
+        SystemExit: the payload stores or an extension are misconfigured.
     """
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
     gpus = GpuMetrics(os.environ)
@@ -66,25 +75,26 @@ def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url:
     registry = RegistryReader(redis_url, settings, catalog)
     registered = registry.read_at_start()
     _prune_environments(settings, registered)
-    registered = registered or _changing_models(catalog)
-    models = []
-    for config, loads in _first_models(catalog, registered, placement):
-        model = builder.build(config)
-        model.loads = loads
-        models.append(model)
+    if registered is None:
+        registered = [
+            (config.name, config.version, RegisteredConfig(config, 0, True, ""))
+            for config in catalog.models.values()
+        ]
+    # The consumer adds those that are registered.
+    models: list[ServedModel] = []
     host_metrics = HostMetrics(
         gpus.read, partial(model_pids, models), settings.state_dir, gpus.processes
     )
     placement.figures = host_metrics.newest
     client = _connection(settings, redis_url)
-    observer = _event_publisher(worker, settings, redis_url, models)
-    observers = _observers(settings, host_metrics.newest)
+    observer = _event_publisher(worker, settings, redis_url)
+    observers = observers_of(settings, host_metrics.newest)
     scripts = [script for added in observers for script in added.scripts]
     host_metrics.start()
     return Consumer(
         models=models,
         leases=LeaseManager(owner, PipelinedConnection(client, scripts), settings, observer),
-        notifications=_notifications(client, models, owner),
+        notifications=QueueNotifications(client, [], keys.cancel_channel(owner)),
         observer=observer,
         report=WorkerReporter(
             owner, worker.hostname, host_metrics.latest, settings.worker_labels, placement.capacity
@@ -108,16 +118,13 @@ def _connection(settings: Settings, redis_url: str) -> Redis:
     return connect(redis_url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
 
 
-def _event_publisher(
-    worker: Any, settings: Settings, redis_url: str, models: list[ServedModel]
-) -> EventPublisher:
+def _event_publisher(worker: Any, settings: Settings, redis_url: str) -> EventPublisher:
     """Return the observer of the worker, which also makes spans if tracing is on."""
     publisher = EventPublisher(
         worker.hostname,
         event_channel(celery_url(redis_url).database),
         partial(take_ticks, worker.app.clock),
         partial(event_dispatcher, worker),
-        models,
         settings.events_per_s,
     )
     spans = tracing("worker", os.environ)
@@ -126,37 +133,6 @@ def _event_publisher(
 
         publisher.spans = JobSpans(spans)
     return publisher
-
-
-def _notifications(client: Redis, models: Sequence[ServedModel], owner: str) -> QueueNotifications:
-    queues = [queue for model in models for queue in model.queues]
-    lists = [[name] for queue in queues for name in keys.step_keys(queue)]
-    return QueueNotifications(client, lists, keys.cancel_channel(owner))
-
-
-def _observers(settings: Settings, figures: Callable[[], Figures]) -> list[Observer]:
-    """Return the observers of extensions.
-
-    Raises:
-        SystemExit: an extension's configuration cannot be read.
-    """
-    try:
-        return observers_of(settings, figures)
-    except ConfigError as error:
-        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
-
-
-def _changing_models(catalog: Catalog) -> RegisteredModels | None:
-    """Return the models of the worker's own file if the number of replicas of any changes."""
-    if not any(
-        config.total_replicas is not None or config.max_replicas is not None or config.on_demand
-        for config in catalog.models.values()
-    ):
-        return None
-    return [
-        (config.name, config.version, RegisteredConfig(config, 0, True, ""))
-        for config in catalog.models.values()
-    ]
 
 
 def _prune_environments(settings: Settings, registered: RegisteredModels | None) -> None:
@@ -173,62 +149,24 @@ def _prune_environments(settings: Settings, registered: RegisteredModels | None)
         logger.info("removed the environment %s, which no model has used for a week", name)
 
 
-def _first_models(
-    catalog: Catalog, registered: RegisteredModels | None, placement: Placement
-) -> list[tuple[ModelConfig, int]]:
-    """Return a version of each model that a worker serves at first, and the reloads of each.
-
-    The consumer adds other versions as the registry has them.
-    """
-    first = {name: (config, 0) for name, config in catalog.models.items()}
-    if registered is not None:
-        first = {
-            name: (version.config, version.loads)
-            for name, _, version in registered
-            if version.is_default and version.config is not None
-        }
-    return [
-        (_without_leases(config), loads)
-        for config, loads in first.values()
-        if not config.on_demand and not placement.misfits(config)
-    ]
-
-
-def _without_leases(config: ModelConfig) -> ModelConfig:
-    """Return a model as it is before any of its replicas is leased."""
-    if config.total_replicas is None:
-        return config
-    return msgspec.structs.replace(config, replicas=0)
-
-
 def model_pids(models: Sequence[ServedModel]) -> dict[str, list[int]]:
     """Return the pids of each model's processes and their helpers; any thread may call it."""
     pids: dict[str, list[int]] = {}
     for model in models:  # several versions of a model have the same name
         of_model = pids.setdefault(model.config.name, [])
         for replica in list(model.replicas):
-            if (process := replica.process) is not None:
-                of_model += [process.pid, *replica.helpers]
+            of_model += replica.pids
     return pids
 
 
 def _transfer(settings: Settings, redis_url: str) -> PayloadTransfer:
-    try:
-        stores = build_stores(settings, redis_url, s3_tries=1)
-        stores.check()
-        return PayloadTransfer(stores, InputRefs(settings, THREADS, s3_tries=1))
-    except ConfigError as error:
-        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+    stores = build_stores(settings, redis_url, s3_tries=1)
+    stores.check()
+    return PayloadTransfer(stores, InputRefs(settings, THREADS, s3_tries=1))
 
 
 class ModelBuilder:
-    """Builds the served models of a worker; their replicas are not started yet.
-
-    Args:
-        catalog: the models at the start, which decide the share of the cores of each process.
-        owner: the name of this incarnation of the worker.
-        devices: the GPUs of the worker, as the driver reports them.
-    """
+    """Builds the served models of a worker; their replicas are not started yet."""
 
     def __init__(
         self,
@@ -244,15 +182,8 @@ class ModelBuilder:
         self._folder = catalog.base_dir
         self._logs = [settings.log_format, settings.log_level, batch_tag(owner)]
 
-    def build(
-        self, config: ModelConfig, key: str = "", stats: ModelStats | None = None
-    ) -> ServedModel:
-        """Return a model.
-
-        Args:
-            key: its name in the worker; "" for the name of the model.
-            stats: the counters that it continues; None for new ones.
-        """
+    def build(self, config: ModelConfig, key: str, stats: ModelStats | None) -> ServedModel:
+        """Return a model with this key in the worker, which continues these counters."""
         settings, placement, environ = self._settings, self.placement, self.placement.environ
         config = placement.resolve(config)
         device = device_of(config, self._environ)

@@ -91,9 +91,8 @@ def _running(consumer: Consumer) -> Iterator[tuple[ServedModel, LeasedJob, int |
         for replica in model.replicas:
             process = replica.process
             pid = process.pid if process is not None else None
-            for batch in (*replica.running, replica.staged):
-                if batch is not None:
-                    yield from ((model, job, pid) for job in batch.jobs)
+            for batch in replica.batches:
+                yield from ((model, job, pid) for job in batch.jobs)
 
 
 def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None
         "worker_pid": pid,
         "delivery_info": {
             "exchange": "",
-            "routing_key": model.queue_of(job),
+            "routing_key": model.claims.queue_of(job),
             "redelivered": job.attempts > 1,
         },
     }
@@ -117,7 +116,7 @@ def _running_info(state: Any) -> list[dict[str, Any]]:
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
     """Describe the jobs that are claimed and not running, which Celery calls reserved."""
-    held = [(model, job) for model in _models(state) for job in list(model.held)]
+    held = [(model, job) for model in _models(state) for job in list(model.held.values())]
     return [_info(state, model, job) for model, job in held if not job.dispatched_at]
 
 
@@ -152,8 +151,8 @@ def _queue_names(model: ServedModel) -> list[str]:
     A model has as many of these as it has versions, and most of them never have a job.
     """
     own, version = model.queues
-    closed = model.own_closed
-    return [*([] if closed else [own]), *([version] if closed or model.versioned else [])]
+    closed = model.backlog.own_closed
+    return [*([] if closed else [own]), *([version] if closed or model.claims.versioned else [])]
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ import msgspec
 from celery.utils.time import utcoffset
 
 from headrace.errors import BY_CODE, HeadraceError
-from headrace.jobs.job import State, iso, read_error, read_meta
+from headrace.jobs.job import State, iso, read_meta
 from headrace.jobs.message import arguments_repr
 from headrace.jobs.values.encoding import kombu_size
 from headrace.observability.worker_report import UNTOLD, ModelStats
@@ -37,7 +37,7 @@ from workers.celery.celery_internals import count_started
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.jobs.settlement import Settlement
 from workers.models.served_model import ServedModel
-from workers.observability.failure_log import FailureLog
+from workers.observability.failure_log import FailureLog, TokenBucket, error_record
 
 if TYPE_CHECKING:
     from workers.observability.job_spans import JobSpans
@@ -118,9 +118,6 @@ class Revoked(TaskEvent, tag="task-revoked"):
     expired: bool = False
 
 
-Head = tuple[str, str, float, float, int, int]
-
-
 def result_text(meta: bytes, content_type: str) -> str:
     """Return the beginning of a result's JSON, or the type and size of a result that is not JSON.
 
@@ -143,25 +140,6 @@ class EventDispatcher(Protocol):
     groups: set[str]
 
 
-class TokenBucket:
-    """A rate of `per_s` tokens a second, of which `BURST_S` seconds' worth may be saved up."""
-
-    def __init__(self, per_s: float) -> None:
-        self._per_s = per_s
-        self._burst = max(1.0, per_s * BURST_S)
-        self._left = self._burst
-        self._at = 0.0
-
-    def take(self, count: int, now: float) -> int:
-        """Take `count` tokens or as many as are left; return how many were taken."""
-        if self._at:
-            self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
-        self._at = now
-        taken = min(count, int(self._left))
-        self._left -= taken
-        return taken
-
-
 class EventSampler:
     """Chooses the jobs of a model for which a worker sends events.
 
@@ -178,7 +156,8 @@ class EventSampler:
         self._model = model
         self._per_s = per_s
         self._stats = stats
-        self._plain, self._notable = TokenBucket(per_s), TokenBucket(per_s)
+        burst = max(1.0, per_s * BURST_S)
+        self._plain, self._notable = TokenBucket(per_s, burst), TokenBucket(per_s, burst)
 
     def sample(self, jobs: Sequence[LeasedJob], now: float) -> Sequence[LeasedJob]:
         """Return the jobs of a batch that get events when it begins, in their order."""
@@ -220,8 +199,7 @@ class EventPublisher:
     `dispatcher` returns Celery's event dispatcher, or None while it has none.
 
     Attributes:
-        samplers: which jobs of each model get events, by its name.
-        events_at: when the waiting events are due, on the monotonic clock.
+        samplers: by the name of the model.
         spans: the spans of the worker's jobs; None where no spans are sent.
     """
 
@@ -231,13 +209,10 @@ class EventPublisher:
         channel: str,
         ticks: Callable[[int], int],
         dispatcher: Callable[[], EventDispatcher | None],
-        models: Iterable[ServedModel],
         events_per_s: int,
     ) -> None:
         self.samplers: dict[str, EventSampler] = {}
         self._events_per_s = events_per_s
-        for model in models:
-            self.serve(model)
         self._hostname = hostname
         self._channel = channel
         self._ticks = ticks
@@ -332,7 +307,7 @@ class EventPublisher:
                 continue
             if published is None:
                 # Not sampled until now; or refused, expired or postponed when it was claimed.
-                job = model.held_job(settlement.id)
+                job = model.held.get(settlement.id)
                 if job is None or not self._notable(model, job, settlement):
                     left_out += int(code) != POSTPONED
                     continue
@@ -414,7 +389,7 @@ class EventPublisher:
         self.events_at = NEVER
         return [("PUBLISH", self._channel, self._message())]
 
-    def _head(self, job_id: str, epoch_s: float) -> Head:
+    def _head(self, job_id: str, epoch_s: float) -> tuple[str, str, float, float, int, int]:
         """Return the fields of `TaskEvent` for an event."""
         return (job_id, self._hostname, epoch_s, self._utcoffset, self._pid, 0)
 
@@ -447,8 +422,7 @@ def _iso(epoch_s: float | None) -> str | None:
 
 def _error(settlement: Settlement) -> tuple[str, str | None]:
     """Return the error as Celery shows exceptions, and its traceback."""
-    value = settlement.value
-    error = read_error(value if isinstance(value, bytes) else str(value))
+    error = error_record(settlement)
     name = BY_CODE.get(error.type, HeadraceError).__name__
     traceback = read_meta(settlement.meta).traceback if settlement.meta else None
     return f"{name}({error.message!r})", traceback

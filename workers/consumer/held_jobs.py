@@ -132,7 +132,6 @@ class HeldJobs:
         """Append the pieces that a replica sends to the piece logs of their jobs.
 
         Pieces of a batch that the replica no longer has, and of quiet jobs, are ignored.
-
         """
         wanted = []
         first_s: list[float] = []
@@ -140,8 +139,9 @@ class HeldJobs:
         replica.streams = True
         for seq, job_id, *rest in rows:
             if seq not in jobs:
-                jobs[seq] = self._streaming(replica, seq)
-                self._extend(model, replica.batch_of(seq))
+                batch = self._begun(replica, seq)
+                jobs[seq] = _with_log(batch)
+                self._extend(model, batch)
             job = jobs[seq].get(job_id)
             if job is not None:
                 first, count, text, *_ = rest
@@ -168,21 +168,15 @@ class HeldJobs:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
-            limit_s = model.timeout_s(jobs)
+            limit_s = model.deadlines.timeout_s(jobs)
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
-    def _streaming(self, replica: Replica, seq: int) -> dict[str, LeasedJob]:
-        """Return the jobs of a batch that have a log, by id; write the batch's start first."""
+    def _begun(self, replica: Replica, seq: int) -> Batch | None:
+        """Return a batch, if the replica has it; write its start first."""
         batch = replica.batch_of(seq)
-        if batch is None:
-            return {}
-        if batch is not replica.staged and batch.start_due_at != NEVER:
+        if batch is not None and batch is not replica.staged and batch.start_due_at != NEVER:
             self.write_start(batch)
-        return {
-            job.id: job
-            for job in batch.jobs
-            if not job.dropped and not (job.message is not None and job.message.quiet)
-        }
+        return batch
 
     def write_progress(self, replica: Replica, seq: int, rows: Sequence[Sequence[Any]]) -> None:
         """Write the progress that a replica reports for the jobs of a batch.
@@ -190,11 +184,9 @@ class HeldJobs:
         Progress of a batch that the replica no longer has is ignored. Each row is a job's id and
         the fields of a `Progress`.
         """
-        batch = replica.batch_of(seq)
+        batch = self._begun(replica, seq)
         if batch is None:
             return
-        if batch is not replica.staged and batch.start_due_at != NEVER:
-            self.write_start(batch)
         fields = {job_id: rest for job_id, *rest in rows}
         jobs = [job for job in batch.jobs if job.id in fields and not job.dropped]
         for job in jobs:
@@ -214,3 +206,12 @@ class HeldJobs:
             rows += (job.id, job.token, self._progress[job])
         if rows and self._leases.connected:
             self._leases.send(script("records/progress").call([], *rows))
+
+
+def _with_log(batch: Batch | None) -> dict[str, LeasedJob]:
+    """Return the jobs of a batch that have a log, by id."""
+    return {
+        job.id: job
+        for job in (batch.jobs if batch is not None else ())
+        if not job.dropped and not (job.message is not None and job.message.quiet)
+    }

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from redis.exceptions import RedisError
@@ -52,11 +53,7 @@ TOP_UP_S: Final = 0.002
 
 
 class Claimer:
-    """The claims of a worker.
-
-    Attributes:
-        top_up_at: when a prepared batch may be topped up again.
-    """
+    """The claims of a worker."""
 
     def __init__(
         self, models: Sequence[ServedModel], leases: LeaseManager, dispatcher: Dispatcher
@@ -82,7 +79,7 @@ class Claimer:
     def claim_before_reading(self, now: float) -> None:
         """Claim at once the batch behind a claimed batch that will run as soon as it is read."""
         for model in self._models:
-            if not model.unread or not model.whole_batch_unread:
+            if not model.claims.unread or not model.whole_batch_unread:
                 continue
             if self._dispatcher.runs_at_once(model):
                 room = model.claim_request()
@@ -93,7 +90,7 @@ class Claimer:
     def read_claims(self, now: float) -> None:
         """Read the claimed jobs, and settle those that will not run."""
         for model in self._models:
-            if model.unread:
+            if model.claims.unread:
                 self._leases.settle(model, model.read_claims(now))
                 self._leases.move_misplaced(model)
 
@@ -101,7 +98,7 @@ class Claimer:
         """Read the claimed jobs, because `held` must be complete when Redis is back."""
         self.read_claims(now)
         for model in self._models:
-            model.connection_lost()
+            model.backlog.connection_lost()
 
     def _claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         # Without a connection a claim would be sent on reconnect, just before `release_owner`
@@ -137,7 +134,7 @@ class Consumer:
         placement: Placement,
         registry: RegistryReader,
         profiles: Profiles,
-        registered: RegisteredModels | None = None,
+        registered: RegisteredModels,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.models = models
@@ -165,13 +162,13 @@ class Consumer:
             models, build, placement, leases, notifications, dispatcher, self._replica_manager,
             observer,
         )  # fmt: skip
-        if registered is not None:
-            self._updates.follow(registered, registry.generation)
+        self._updates.follow(registered, registry.generation)
         self._signal_out, self._signal_in = os.pipe()
         self._stopping = threading.Event()
         # A try to connect takes seconds if Redis does not answer.
-        self._connector: BackgroundThreads[bool, Exception | None]
-        self._connector = BackgroundThreads(self._try_to_connect, "headrace-connect")
+        self._connector = BackgroundThreads[bool, Exception | None](
+            self._try_to_connect, "headrace-connect"
+        )
         self._connecting = False
         self._drain_until = float("inf")
         self._watched: list[Any] = []
@@ -196,6 +193,8 @@ class Consumer:
         ):  # fmt: skip
             self._selector.register(part, selectors.EVENT_READ)
         try:
+            # The models load while it connects.
+            self._updates.step(time.monotonic())
             while not (self._stopping.is_set() and self._drained(time.monotonic())):
                 self._turn()
         finally:
@@ -214,7 +213,9 @@ class Consumer:
         for model in self.models:
             if self._stopping.is_set():
                 self._leases.release(model, model.release_prepared(), "free")
-            self._fetch(model)
+            self._transfer.begin(model)
+            self._notifier.begin(model)
+            self._leases.read_logs(model)
         if self._leases.connected:
             if not self._stopping.is_set():
                 self._claimer.claim(now)
@@ -225,17 +226,11 @@ class Consumer:
             self._sleep()
         # Else the connection was lost in this turn, and the next turn tries to connect at once.
 
-    def _fetch(self, model: ServedModel) -> None:
-        """Begin what the jobs of a model wait for."""
-        self._transfer.begin(model)
-        self._notifier.begin(model)
-        self._leases.read_logs(model)
-
     def _claim_first(self, now: float) -> None:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.unread or model.prepared for model in self.models):
+        if not any(model.claims.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -279,16 +274,16 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.expect_jobs()
+            model.backlog.assume_waiting()
 
     def _try_to_connect(self, _: bool) -> None:
-        failure: Exception | None = None
         try:
             self._leases.connect()
             self._notifications.connect()
         except Exception as error:  # noqa: BLE001 - the loop checks it
-            failure = error
-        self._connector.deliver(failure)
+            self._connector.deliver(error)
+        else:
+            self._connector.deliver(None)
 
     def _upkeep(self, now: float) -> None:
         """Renew leases, sweep, report and publish events, as far as they are due."""
@@ -309,31 +304,21 @@ class Consumer:
             self._updates.scale(now)
             if not self._stopping.is_set():
                 self._updates.find_work(now)
-            progress, unloaded = self._updates.progress(), self._updates.unloaded()
-            for command in self._report.commands(self.models, progress, unloaded):
-                self._leases.send(command)
-            for command in self._observed():
+            progress, unloaded = self._updates.progress(), self._updates.on_demand.unloaded()
+            report = self._report.commands(self.models, progress, unloaded)
+            for command in chain(report, self._observed()):
                 self._leases.send(command)
             self._transfer.sweep(now)
             self._profiles.check(now)
-        elif self._updates.leases_due:
+        elif self._updates.replica_leases.due:
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
-        self._send_totals(now)
-        for command in self.observer.events(now):
+        totals = [o.totals(self.models) for o in self._observers if now >= o.due_at]
+        for command in chain(*totals, self.observer.events(now)):
             self._leases.send(command)
 
-    def _send_totals(self, now: float) -> None:
-        """Write what the observers have counted in the last batches, if it is time."""
+    def _observed(self) -> Iterator[Command]:
         for observer in self._observers:
-            if now >= observer.due_at:
-                for command in observer.totals(self.models):
-                    self._leases.send(command)
-
-    def _observed(self) -> list[Command]:
-        """Return what the observers write with each report."""
-        return [
-            command for observer in self._observers for command in observer.commands(self.models)
-        ]
+            yield from observer.commands(self.models)
 
     def _registry_read(self, reply: Sequence[bytes | None]) -> None:
         self._registry.changed(reply[:2])
@@ -349,7 +334,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.expire(now)
+            model.deadlines.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -360,7 +345,6 @@ class Consumer:
         self._replica_manager.check(self.models, now)
 
     def _dispatch(self, now: float) -> None:
-        """Send the batches that leave to their replicas, and stage batches behind running ones."""
         draining = self._stopping.is_set()
         claims = self._leases.connected and not draining
         while (dispatched := self._dispatcher.next(now, draining, claims)) is not None:
@@ -377,7 +361,7 @@ class Consumer:
             if second is not None and staged is not None:
                 self._run_batch(model, second, staged)
         for model in self.models:
-            if ended := model.take_ended():
+            if ended := model.deadlines.take_ended():
                 self._leases.settle(model, ended)
         self._isolate()
 
@@ -417,7 +401,6 @@ class Consumer:
             self._leases.connection_lost(now, error)
 
     def _ready(self, key: selectors.SelectorKey) -> None:
-        """Read from a socket or pipe: a frame, a reply, a notification, or the signal to stop."""
         if key.data is not None:
             model, replica = key.data
             read = self._frames.read if key.fileobj is replica.frames else self._frames.catch_up
@@ -437,8 +420,12 @@ class Consumer:
         elif key.fileobj is self._leases.socket():
             self._leases.read_replies(time.monotonic())
         elif key.fileobj is self._notifications.socket():
-            self._woken(self._notifications.read_changes())
-            self._read_cancels()
+            self._notified()
+
+    def _notified(self) -> None:
+        for model, place in self._places(self._notifications.read_changes()):
+            model.backlog.assume_waiting([place])
+        self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:
         """Request the notifications that are needed; return for how many seconds to sleep."""
@@ -450,7 +437,7 @@ class Consumer:
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.missed(place)
+                    model.backlog.missed(place)
                 if self._read_cancels():
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
@@ -465,11 +452,6 @@ class Consumer:
         if messages:
             self._held_jobs.read_cancels(messages)
         return bool(messages)
-
-    def _woken(self, lists: Iterable[int]) -> None:
-        """Note that these lists have changed, so that jobs may wait there."""
-        for model, place in self._places(lists):
-            model.notified(place)
 
     def _places(self, lists: Iterable[int]) -> Iterator[tuple[ServedModel, Place]]:
         return filter(None, map(self._place, lists))

@@ -19,7 +19,6 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.jobs.message import InputSource
 from headrace.jobs.values.encoding import from_kombu
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
@@ -50,8 +49,6 @@ class _Transfer:
 
     Attributes:
         result: the result to store; None if the input must be fetched.
-        pauses_s: the pauses before the next tries.
-        began: when the consumer requested it.
     """
 
     model: ServedModel
@@ -70,13 +67,11 @@ class PayloadTransfer:
         self._stores = stores
         self._input_refs = input_refs
         self._again_s = again_s
-        self._threads: BackgroundThreads[
+        self._threads = BackgroundThreads[
             _Transfer | list[PayloadEntry], tuple[ServedModel, TransferOutcome]
-        ]
-        self._threads = BackgroundThreads(self._work, "headrace-payloads", THREADS)
+        ](self._work, "headrace-payloads", THREADS)
         # A thread of its own: what the sweep deletes may be the room that transfers wait for.
-        self._sweeper: BackgroundThreads[str, None]
-        self._sweeper = BackgroundThreads(self._sweep, "headrace-sweep")
+        self._sweeper = BackgroundThreads[str, None](self._sweep, "headrace-sweep")
         self._closing = threading.Event()
         self._sweeping = False
         self._sweep_at = 0.0
@@ -87,7 +82,7 @@ class PayloadTransfer:
 
     def begin(self, model: ServedModel) -> None:
         """Begin the transfers that a model needs."""
-        fetches, results, ended = model.take_payload_work()
+        fetches, results, ended = model.payloads.take_work()
         for job in fetches:
             self._threads.submit(_Transfer(model, job, None, list(self._again_s)))
         for result in results:
@@ -163,9 +158,6 @@ class PayloadTransfer:
         source = job.message.source if job.message is not None else None
         if source is None:
             raise RuntimeError(f"job {job.id} has no input source to fetch")
-        return self._read(source)
-
-    def _read(self, source: InputSource) -> bytes:
         if source.origin:
             return self._input_refs.read(source.origin)
         if source.parts:

@@ -67,8 +67,7 @@ class Profiles:
         self._owner = owner
         self._seen = b""
         self._running: dict[str, _Running] = {}
-        self._threads: BackgroundThreads[_Scan | Command, _Taken]
-        self._threads = BackgroundThreads(self._work, "headrace-profiles")
+        self._threads = BackgroundThreads[_Scan | Command, _Taken](self._work, "headrace-profiles")
 
     def fileno(self) -> int:
         """Return the descriptor for a selector: readable when a request was taken."""

@@ -17,7 +17,6 @@ from workers.leases.notifications import QueueNotifications
 from workers.lifecycle.replica_manager import ReplicaManager, about_batches
 from workers.models.backlog import PLACES, first_list
 from workers.models.served_model import ServedModel
-from workers.models.settling import BatchResult
 from workers.protocol.frames import (
     Began,
     Done,
@@ -48,16 +47,12 @@ class FinishedBatch(NamedTuple):
 
     model: ServedModel
     batch: Batch
-    result: BatchResult
+    result: Done
     at: float
 
 
 class ReplicaFrames:
-    """Reads the frames of model processes, and settles the batches that they have run.
-
-    Attributes:
-        finished: the batches that have run and are not settled.
-    """
+    """Reads the frames of model processes, and settles the batches that they have run."""
 
     def __init__(
         self,
@@ -150,7 +145,7 @@ class ReplicaFrames:
                 self._replica_manager.ready(model, replica, frame)
                 for observer in self._observers:
                     observer.loaded(model, replica, frame.load_s)
-                model.expect_jobs()
+                model.backlog.assume_waiting()
             case NotLoaded():
                 self._replica_manager.load_failed(model, replica, frame.error)
         self._replica_manager.report_due = True
@@ -164,8 +159,7 @@ class ReplicaFrames:
         replica.jobs += len(batch.jobs)
         if frame.used is not None:
             batch.jobs[0].used = str(frame.used)
-        result = BatchResult(frame.outcomes, frame.times, frame.padding, frame.fits)
-        self.finished.append(FinishedBatch(model, batch, result, now))
+        self.finished.append(FinishedBatch(model, batch, frame, now))
         if frame.fits:
             self.settle_finished()  # the next batch must be smaller
         # The settlement takes a claim along for jobs that came while the batch ran. Lists that are
@@ -173,7 +167,7 @@ class ReplicaFrames:
         if model.position is not None:
             unwatched = self._notifications.unwatched
             places = enumerate(PLACES, first_list(model.position))
-            model.guess([place for number, place in places if number in unwatched])
+            model.backlog.guess([place for number, place in places if number in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)

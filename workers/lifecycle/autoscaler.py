@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from headrace.config.model.catalog import ModelConfig
-from workers.lifecycle.reconciler import Version, version_of
+from workers.lifecycle.reconciler import Version, log_fields, version_of
 from workers.models.served_model import ServedModel
 from workers.protocol.frames import Phase
 
@@ -23,13 +23,7 @@ RETRY_S: Final = 60.0
 
 
 class Limits(NamedTuple):
-    """What is configured.
-
-    Attributes:
-        least: the fewest replicas.
-        most: the most replicas.
-        idle_s: seconds after which an idle one ends.
-    """
+    """The configured numbers of replicas; an idle one ends after `idle_s`."""
 
     least: int
     most: int
@@ -114,30 +108,27 @@ class Autoscaler:
 
     def __init__(self, slots: int = 0) -> None:
         self._slots = slots
-        self._configs: dict[Version, ModelConfig] = {}
-        self._scales: dict[Version, Scale] = {}
+        self._scales: dict[Version, tuple[ModelConfig, Scale]] = {}
 
     @property
     def replicas(self) -> dict[Version, int]:
         """The replicas that each model with `max_replicas` should have now."""
-        return {version: scale.replicas for version, scale in self._scales.items()}
+        return {version: scale.replicas for version, (_, scale) in self._scales.items()}
 
     def follow(self, configs: Sequence[ModelConfig]) -> None:
         """Set the models; one whose `replicas` is as before keeps its number within its limits."""
-        before, self._configs = self._configs, {}
-        scales, self._scales = self._scales, {}
+        before, self._scales = self._scales, {}
         for config in configs:
             if config.max_replicas is None:
                 continue
             version = (config.name, config.version)
             number = config.replicas
-            known = before.get(version)
-            if known is not None and known.replicas == number:
-                number = scales[version].replicas
+            if version in before and before[version][0].replicas == number:
+                number = before[version][1].replicas
             limits = self._limits(config)
             if number:
                 number = min(max(number, limits.least), limits.most)
-            self._configs[version], self._scales[version] = config, Scale(number)
+            self._scales[version] = config, Scale(number)
 
     def check(self, models: Sequence[ServedModel], now: float) -> bool:
         """Decide for those of these models that have the number that they should have.
@@ -148,15 +139,16 @@ class Autoscaler:
         changed = False
         for model in models:
             version = version_of(model)
-            before = self._scales.get(version)
-            if before is None or not before.replicas or before.replicas != model.config.replicas:
+            if version not in self._scales:
                 continue
-            limits = self._limits(self._configs[version])
-            after = next_scale(before, load_of(model, now), limits, now)
-            self._scales[version] = after
+            config, before = self._scales[version]
+            if not before.replicas or before.replicas != model.config.replicas:
+                continue
+            after = next_scale(before, load_of(model, now), self._limits(config), now)
+            self._scales[version] = config, after
             if after.why:
                 changed = True
-                fields = {"model": version[0], "version": version[1], "replicas": after.replicas}
+                fields = {**log_fields(version), "replicas": after.replicas}
                 logger.info(
                     "%d replicas instead of %d: %s",
                     after.replicas, before.replicas, after.why, extra=fields,

@@ -37,6 +37,7 @@ from workers.lifecycle.reconciler import (
     Version,
     Wanted,
     desired,
+    log_fields,
     reconcile,
     unfinished,
     version_of,
@@ -97,9 +98,7 @@ class ModelUpdates:
         self._dispatcher = dispatcher
         self._replica_manager = replica_manager
         self._observer = observer
-        self.watching: list[ServedModel | None] = list(models)
-        for position, model in enumerate(models):
-            model.position = position
+        self.watching: list[ServedModel | None] = []
         # All that is registered for this worker, and what of it should be served, by how many
         # replicas.
         self._registered: dict[Version, Wanted] = {}
@@ -113,9 +112,9 @@ class ModelUpdates:
         self._left_out_at = 0.0
         # Errors in the options of a version, because of which it is not served as registered.
         self._problems: dict[Version, str] = {}
-        self._replica_leases = ReplicaLeases(models)
+        self.replica_leases = ReplicaLeases(models)
         self._autoscaler = Autoscaler(leases.settings.device_slots)
-        self._on_demand = OnDemandModels(models, leases.settings)
+        self.on_demand = OnDemandModels(models, leases.settings)
         self._pending = False
         self._generation = self._reached = 0
         self._unsettled: set[str] = set()
@@ -141,9 +140,8 @@ class ModelUpdates:
             elif why := self._placement.misfits(entry.config):
                 self._elsewhere[version] = why
                 if elsewhere.get(version) != why:
-                    fields = {"model": name, "version": number}
                     text = "not served here: this worker %s"
-                    logger.info(text, ", ".join(why), extra=fields)
+                    logger.info(text, ", ".join(why), extra=log_fields(version))
             else:
                 config = self._placement.resolve(entry.config)
                 self._registered[version] = Wanted(config, entry.loads, entry.is_default)
@@ -156,7 +154,7 @@ class ModelUpdates:
         )
         on_demand = {v: wanted for v, wanted in self._registered.items() if wanted.config.on_demand}
         needed = [v for v, wanted in on_demand.items() if self._is_needed(v, wanted)]
-        self._on_demand.follow(on_demand, needed)
+        self.on_demand.follow(on_demand, needed)
         self._choose()
 
     def _leave_out(self, configs: Iterable[ModelConfig]) -> None:
@@ -186,16 +184,16 @@ class ModelUpdates:
         It is served already, or it is the default one and another one has the model's own queue.
         """
         return any(
-            version_of(model) == version or (wanted.is_default and not model.own_closed)
+            version_of(model) == version or (wanted.is_default and not model.backlog.own_closed)
             for model in self._of(version[0], Life.SERVING)
         )
 
     def _choose(self) -> None:
         """Choose the versions that this worker serves: all registered ones but the unloaded."""
-        before, idle = self._desired, self._on_demand.idle
+        before, idle = self._desired, self.on_demand.idle
         chosen = {v: wanted for v, wanted in self._registered.items() if v not in idle}
         totals = {v: wanted.config.total_replicas for v, wanted in chosen.items()}
-        self._replica_leases.follow(
+        self.replica_leases.follow(
             {version: total for version, total in totals.items() if total is not None},
             {v for v, w in chosen.items() if v not in before or not w.fits(*before[v][:2])},
         )
@@ -205,7 +203,7 @@ class ModelUpdates:
     def _renew_desired(self) -> None:
         """Find out what should be served now; `step` gets there."""
         self._desired = desired(
-            self._registered, self._on_demand.idle, self._replica_leases.granted,
+            self._registered, self.on_demand.idle, self.replica_leases.granted,
             self._autoscaler.replicas,
         )  # fmt: skip
         self._pending = True
@@ -216,16 +214,11 @@ class ModelUpdates:
         if self._autoscaler.check(list(filter(self._is_current, scaled)), now):
             self._renew_desired()
 
-    @property
-    def leases_due(self) -> bool:
-        """Whether replicas must be leased before the next sweep, as a total has changed."""
-        return self._replica_leases.due
-
     def lease_replicas(self, now: float, *, stopping: bool) -> None:
         """Renew the leases of replicas; return them if the worker stops."""
         if stopping:
-            self._replica_leases.follow({})
-        versions, arguments = self._replica_leases.request(now)
+            self.replica_leases.follow({})
+        versions, arguments = self.replica_leases.request(now)
         if versions:
             others = sum(
                 model.config.replicas
@@ -236,25 +229,21 @@ class ModelUpdates:
             self._leases.lease_replicas(others, arguments, replied, now)
 
     def _replicas_leased(self, versions: Sequence[Version], reply: Sequence[Any]) -> None:
-        if self._replica_leases.replied(versions, reply):
+        if self.replica_leases.replied(versions, reply):
             self._renew_desired()
 
     def find_work(self, now: float) -> None:
         """Decide which models are loaded on demand, and look for work of the others."""
         served = {version_of(model) for model in self._models if model.life is Life.SERVING}
         failed = {v: failure.error for v, failure in self._failed.items() if v not in served}
-        if self._on_demand.look(now, failed):
+        if self.on_demand.look(now, failed):
             self._choose()
-        if groups := self._on_demand.queue_groups():
+        if groups := self.on_demand.queue_groups():
             self._leases.find_work(groups, self._work_waits, now)
 
     def _work_waits(self, queues: Iterable[str], now: float) -> None:
-        if self._on_demand.work_waits(queues, now):
+        if self.on_demand.work_waits(queues, now):
             self._choose()
-
-    def unloaded(self) -> dict[str, str]:
-        """Return the versions that this worker loads on demand; see `OnDemandModels.unloaded`."""
-        return self._on_demand.unloaded()
 
     def step(self, now: float) -> None:
         """Take the next steps of each model that differs from what is desired."""
@@ -265,7 +254,7 @@ class ModelUpdates:
             wanted.setdefault(version[0], {})[version] = entry
         for name, _ in [*map(version_of, self._models), *self._failed]:
             wanted.setdefault(name, {})
-        dropped = self._elsewhere.keys() | self._on_demand.versions
+        dropped = self._elsewhere.keys() | self.on_demand.versions
         self._unsettled = {
             name for name, versions in wanted.items() if self._step(name, versions, dropped, now)
         }
@@ -276,7 +265,7 @@ class ModelUpdates:
         """Return how far the worker is; None if it does not follow the registry."""
         if not self._generation:
             return None
-        updating, failed = self._unsettled | self._replica_leases.unanswered, {}
+        updating, failed = self._unsettled | self.replica_leases.unanswered, {}
         for model in self._models:
             current = self._is_current(model)
             for replica in model.replicas:
@@ -286,7 +275,7 @@ class ModelUpdates:
                     updating.add(model.config.name)
         lasting = {v: failure.error for v, failure in self._failed.items()} | self._problems
         failed |= {_label(version): error for version, error in lasting.items()}
-        failed |= self._on_demand.errors()
+        failed |= self.on_demand.errors()
         return RegistryProgress(self._reached, sorted(updating), failed)
 
     def _is_current(self, model: ServedModel) -> bool:
@@ -298,7 +287,7 @@ class ModelUpdates:
     ) -> bool:
         """Take the next steps of one model; return whether another one is due."""
         self._forget_failures(name, wanted)
-        target = Target(wanted, self._failed.keys(), self._replica_leases.awaited, dropped)
+        target = Target(wanted, self._failed.keys(), self.replica_leases.awaited, dropped)
         while (action := reconcile(self._named(name), target)) is not None:
             self._do(action)
         for model in self._of(name, Life.RETIRING):
@@ -340,9 +329,9 @@ class ModelUpdates:
                     logger.info(text, version, extra={"model": name})
             case HandOver(model, owners):
                 for owner in owners:
-                    owner.close_queue()
+                    owner.backlog.set_own_closed(closed=True)
                     self._watch(owner)
-                model.open_queue()
+                model.backlog.set_own_closed(closed=False)
                 self._watch(model)
             case Scale(model, config):
                 self._scale(model, config)
@@ -352,7 +341,6 @@ class ModelUpdates:
                 self._discard(model, error)
 
     def _load(self, action: Load) -> None:
-        """Build a version and load it."""
         wanted, serves, predecessor = action
         name = wanted.config.name
         serving = self._of(name, Life.SERVING)
@@ -360,8 +348,8 @@ class ModelUpdates:
         stats = serving[0].stats if serving else None
         model = self._build(wanted.config, f"{name} {self._built}", stats)
         model.loads = wanted.loads
-        model.load_mib = self._on_demand.load_mib((name, wanted.config.version))
-        model.close_queue()
+        model.load_mib = self.on_demand.load_mib((name, wanted.config.version))
+        model.backlog.set_own_closed(closed=True)
         model.life = Life.LOADING
         self._models.append(model)
         self._dispatcher.add(model)
@@ -372,10 +360,9 @@ class ModelUpdates:
             self._serve(model, predecessor)
 
     def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
-        """Let a model claim, and its predecessor retire."""
         if predecessor is not None:
-            if not predecessor.own_closed:
-                model.open_queue()
+            if not predecessor.backlog.own_closed:
+                model.backlog.set_own_closed(closed=False)
             model.position, predecessor.position = predecessor.position, None
             self._retire(predecessor)
         model.life = Life.SERVING
@@ -391,7 +378,7 @@ class ModelUpdates:
             return
         name, number = version = version_of(model)
         self._failed[version] = Failed(self._desired[version], error)
-        self._replica_leases.load_failed(version)
+        self.replica_leases.load_failed(version)
         for other in self._of(name, Life.SERVING):
             other.update_error = f"version {number} could not be loaded:\n{error}"
         logger.error("the model serves on as it was", extra={"model": name})
@@ -406,9 +393,9 @@ class ModelUpdates:
             self.watching.append(model)
         self.watching[model.position] = model
         own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
-        lists = [*(_NO_LISTS if model.own_closed else own), *version]
+        lists = [*(_NO_LISTS if model.backlog.own_closed else own), *version]
         self._notifications.set_lists(first_list(model.position), lists)
-        model.expect_jobs()
+        model.backlog.assume_waiting()
 
     def _unwatch(self, model: ServedModel) -> None:
         if model.position is not None:
@@ -417,7 +404,6 @@ class ModelUpdates:
             model.position = None
 
     def _scale(self, model: ServedModel, config: ModelConfig) -> None:
-        """Start processes, or mark those that are too many."""
         lasting = model.lasting
         model.config = config
         for replica in lasting[config.replicas :]:
@@ -436,7 +422,7 @@ class ModelUpdates:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
         self._leases.release(model, model.release_prepared(), "free")
         self._replica_manager.drain_surplus(model, now)
-        if model.replicas or model.held or model.unfinished or model.claiming:
+        if model.replicas or model.held or model.unfinished or model.backlog.claiming:
             return
         if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
             return  # the next report has its last counts

@@ -17,7 +17,7 @@ from headrace.config.settings import Settings
 from headrace.redis import keys
 from headrace.redis.scripts import pages_of
 from headrace.redis.scripts.queues import FIND_WORK_MAX_QUEUES
-from workers.lifecycle.reconciler import Version, Wanted, version_of
+from workers.lifecycle.reconciler import Version, Wanted, log_fields, models_of, version_of
 from workers.models.served_model import Life, ServedModel
 from workers.protocol.frames import STARTING, Phase
 
@@ -33,13 +33,7 @@ RETRY_MAX_S: Final = 60.0
 
 
 class LoadFailure(NamedTuple):
-    """Why a version could not be loaded.
-
-    Attributes:
-        error: the traceback.
-        number: how many loads have failed in a row.
-        retry_at: when it may be loaded again.
-    """
+    """Why a version could not be loaded, after how many failures in a row."""
 
     error: str
     number: int
@@ -147,7 +141,6 @@ class OnDemandModels:
         """Unload idle models, and load those that wait and for which there is room.
 
         Args:
-            now: the time.
             failed: the tracebacks of versions that could not be loaded and have no served model.
 
         Returns:
@@ -166,7 +159,7 @@ class OnDemandModels:
                 continue  # its memory was measured, and it is too large
             idle_s = self._entries[version].config.idle_unload_s
             if not state.busy and idle_s and now - state.used_at >= idle_s:
-                logger.info("unloaded: no jobs for %g s", idle_s, extra=_fields(version))
+                logger.info("unloaded: no jobs for %g s", idle_s, extra=log_fields(version))
                 self._unload(version, now)
         self._free_memory(now)
         while not self._fits(self._loaded, 0, 0.0):
@@ -198,7 +191,7 @@ class OnDemandModels:
                 continue
             if not self._make_room(version, now):
                 return
-            logger.info("loaded on demand", extra=_fields(version))
+            logger.info("loaded on demand", extra=log_fields(version))
             self._load(version, now)
 
     def _load(self, version: Version, now: float) -> None:
@@ -219,7 +212,7 @@ class OnDemandModels:
 
     def _observe(self, version: Version, state: LoadedVersion, now: float) -> None:
         """Note what a version does, and what its load took."""
-        own = [m for m in self._models_of(version) if m.life is not Life.RETIRING]
+        own = [m for m in models_of(version, self._models) if m.life is not Life.RETIRING]
         replicas = [replica for model in own for replica in model.replicas]
         if any(model.serving for model in own):
             self._failures.pop(version, None)
@@ -253,7 +246,7 @@ class OnDemandModels:
                 self._load_mib[version] = model.load_mib
                 self._measured[version] = sum(replica.memory_mib() for replica in model.replicas)
                 if self._is_too_large(version):
-                    logger.error("unloaded: %s", self._problem(version), extra=_fields(version))
+                    logger.error("unloaded: %s", self._problem(version), extra=log_fields(version))
                     self._unload(version, now)
                     return
 
@@ -264,12 +257,12 @@ class OnDemandModels:
         need = self._memory_mib(version)
         ending = {version_of(model) for model in self._models if model.config.on_demand}
         if self._fits({*self._loaded, *ending} - {version}, 1, need):
-            return not self._models_of(version)
+            return not models_of(version, self._models)
         while not self._fits(self._loaded, 1, need):
             victim = self._least_used(self._loaded) or self._turn_over(self._loaded, now)
             if victim is None:
                 break
-            logger.info("unloaded: %s@%s needs the room", *version, extra=_fields(victim))
+            logger.info("unloaded: %s@%s needs the room", *version, extra=log_fields(victim))
             self._unload(victim, now)
         return False
 
@@ -292,7 +285,7 @@ class OnDemandModels:
             victim = self._least_used(others) or self._turn_over(others, now)
             if victim is not None:
                 name = model.config.name
-                logger.info("unloaded: %s needs its memory", name, extra=_fields(victim))
+                logger.info("unloaded: %s needs its memory", name, extra=log_fields(victim))
                 self._unload(victim, now)
 
     def _least_used(self, versions: Iterable[Version]) -> Version | None:
@@ -346,9 +339,6 @@ class OnDemandModels:
             self._groups = [" ".join(page) for page in pages]
         return self._groups
 
-    def _models_of(self, version: Version) -> list[ServedModel]:
-        return [model for model in self._models if version_of(model) == version]
-
 
 def _queues_of(version: Version, *, is_default: bool) -> list[str]:
     own = [keys.queue_name(version[0])] if is_default else []
@@ -357,8 +347,4 @@ def _queues_of(version: Version, *, is_default: bool) -> list[str]:
 
 def _has_jobs(model: ServedModel) -> bool:
     """Return whether a model has jobs, or jobs that it may get are known to wait."""
-    return bool(model.held or model.unfinished or model.claiming or model.jobs_wait)
-
-
-def _fields(version: Version) -> dict[str, str]:
-    return {"model": version[0], "version": version[1]}
+    return bool(model.held or model.unfinished or model.backlog.claiming or model.backlog.jobs_wait)

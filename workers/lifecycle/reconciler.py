@@ -16,7 +16,7 @@ A load that fails is no reason to discard if nothing else serves. Then it is tri
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -125,7 +125,8 @@ def desired(
         scaled: the replicas by demand of those with `max_replicas`.
     """
     wanted = {}
-    for version, entry in registered.items():
+    # Where nothing is served yet, the first version serves before it is loaded: the default one.
+    for version, entry in sorted(registered.items(), key=lambda item: not item[1].is_default):
         if version in unloaded:
             continue
         config = entry.config
@@ -139,12 +140,7 @@ def desired(
 
 
 def reconcile(present: Models, target: Target) -> Action | None:
-    """Return the next action for one model; None until something happens.
-
-    Args:
-        present: the served models of its name.
-        target: what they should become.
-    """
+    """Return the next action for the served models of a name; None until something happens."""
     for version, wanted in target.wanted.items():
         if (action := _start(version, wanted, present, target)) is not None:
             return action
@@ -162,7 +158,7 @@ def unfinished(present: Models, target: Target) -> bool:
         wanted = target.wanted.get(version_of(model))
         if model.life is not Life.SERVING or any(replica.surplus for replica in model.replicas):
             return True
-        if wanted is not None and wanted.is_default and model.own_closed:
+        if wanted is not None and wanted.is_default and model.backlog.own_closed:
             return True
     # A version that is served on because its successor could not be loaded is no work to do.
     served = {version_of(model) for model in present}
@@ -172,6 +168,16 @@ def unfinished(present: Models, target: Target) -> bool:
 def version_of(model: ServedModel) -> Version:
     """Return the name and the version of a served model."""
     return model.config.name, model.config.version
+
+
+def models_of(version: Version, models: Models) -> list[ServedModel]:
+    """Return the served models of a version."""
+    return [model for model in models if version_of(model) == version]
+
+
+def log_fields(version: Version) -> dict[str, Any]:
+    """Return the log fields of a version."""
+    return {"model": version[0], "version": version[1]}
 
 
 def _start(version: Version, wanted: Wanted, present: Models, target: Target) -> Action | None:
@@ -216,9 +222,9 @@ def _hand_over(model: ServedModel, target: Target, serving: Models) -> Action | 
     # A version whose options are wrong stays as it was, so two may be the default one.
     default = next((v for v, wanted in target.wanted.items() if wanted.is_default), None)
     version = version_of(model)
-    if version != default or not model.own_closed:
+    if version != default or not model.backlog.own_closed:
         return None
-    owners = [other for other in serving if not other.own_closed]
+    owners = [other for other in serving if not other.backlog.own_closed]
     if owners and not model.serving and (model.replicas or version in target.awaited):
         return None  # its first process still loads, here or in another worker
     return HandOver(model, owners)
@@ -229,7 +235,7 @@ def _retire(model: ServedModel, target: Target, _: Models) -> Action | None:
     version = version_of(model)
     if version in target.wanted:
         return None
-    ends = not target.wanted or version in target.dropped or model.own_closed
+    ends = not target.wanted or version in target.dropped or model.backlog.own_closed
     return Retire(model) if ends else None
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.redis.scripts import Arg
-from workers.lifecycle.reconciler import Version, version_of
+from workers.lifecycle.reconciler import Version, log_fields, models_of
 from workers.models.served_model import ServedModel
 from workers.protocol.frames import Phase
 
@@ -78,7 +78,7 @@ class ReplicaLeases:
         self.due = self.due or bool(changed)
         self._new = (self._new & totals.keys()) | (totals.keys() - self._totals.keys())
         for version in totals.keys() - self._totals.keys():
-            ready = max(map(_ready, self._models_of(version)), default=0)
+            ready = max(map(_ready, models_of(version, self._models)), default=0)
             self.granted[version] = min(ready, totals[version])
         self._totals = dict(totals)
         for version in self._left:
@@ -88,9 +88,9 @@ class ReplicaLeases:
     def load_failed(self, version: Version) -> None:
         """Note that no more replicas of a model can be loaded here than are ready."""
         if version in self._totals and version not in self._able:
-            self._able[version] = max(map(_ready, self._models_of(version)), default=0)
-            fields = {"model": version[0], "version": version[1]}
-            logger.warning("cannot be loaded here: left to other workers", extra=fields)
+            self._able[version] = max(map(_ready, models_of(version, self._models)), default=0)
+            text = "cannot be loaded here: left to other workers"
+            logger.warning(text, extra=log_fields(version))
 
     def _check_loads(self, version: Version, models: Sequence[ServedModel]) -> None:
         able = self._able.get(version)
@@ -113,7 +113,7 @@ class ReplicaLeases:
         versions = [*self._totals, *self._left]
         arguments: list[Arg] = []
         for version in versions:
-            models = self._models_of(version)
+            models = models_of(version, self._models)
             self._check_loads(version, models)
             arguments += (
                 VERSION_SEPARATOR.join(version),
@@ -127,9 +127,6 @@ class ReplicaLeases:
         self._left.clear()
         return versions, arguments
 
-    def _models_of(self, version: Version) -> list[ServedModel]:
-        return [model for model in self._models if version_of(model) == version]
-
     def replied(self, versions: Sequence[Version], reply: Sequence[Any]) -> bool:
         """Take the reply to a request; return whether what the worker may run has changed."""
         changed = False
@@ -139,8 +136,7 @@ class ReplicaLeases:
             self._asked.discard(version)
             self._new.discard(version)
             if granted != self.granted.get(version, 0):
-                name, number = version
-                fields = {"model": name, "version": number, "replicas": granted}
+                fields = {**log_fields(version), "replicas": granted}
                 logger.info("replicas of this worker: %d", granted, extra=fields)
                 changed = True
             # A model that is handed over waits for the load on the other worker.

@@ -82,8 +82,8 @@ class ReplicaManager:
                     if replica.state in STARTING:
                         self.load_failed(model, replica, replica.error)
                     self.lost(model, replica, now)
-                elif check_memory:
-                    self._measure(model, replica)
+                elif check_memory and not model.load_mib and replica.state is Phase.READY:
+                    model.load_mib = self._placement.used_mib(model.device, replica.pids)
             self._recycle(model, now, check_memory)
 
     def check(self, models: list[ServedModel], now: float) -> None:
@@ -94,7 +94,7 @@ class ReplicaManager:
                     if now < batch.deadline or model.let_leave(replica, batch, now):
                         continue
                     if replica.hangs(batch, now):
-                        self._timed_out(model, replica, batch, now)
+                        self._ended(model, replica, batch, now)
                         break
             if model.prepared and all(
                 replica.process is None and replica.restart_at > now for replica in model.replicas
@@ -102,7 +102,8 @@ class ReplicaManager:
                 # Another worker may run them meanwhile. A pending claim or transfer may bring more.
                 self._leases.release(model, model.release_prepared(), "free")
 
-    def due_times(self, model: ServedModel, *, loads: bool = True) -> list[float]:
+    @staticmethod
+    def due_times(model: ServedModel, *, loads: bool) -> list[float]:
         """Return the times at which `maintain` must be called for a model."""
         return [
             replica.restart_at if replica.process is None else replica.due_at
@@ -143,26 +144,18 @@ class ReplicaManager:
             if old.successor is replica:
                 old.enter(Phase.DRAINING)
 
-    def _timed_out(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
-        """Give up a process whose batch exceeded its timeout, after it has written its stacks."""
-        end = self._end(replica)
-        if end.by_itself:
-            # It has crashed, and the kernel was still writing its memory to the disk.
-            self._lost(model, replica, end, now)
-        else:
-            self._hung(model, replica, batch, now)
-
     def lost(self, model: ServedModel, replica: Replica, now: float) -> None:
         """Give up a process that is gone or must go: release its batches, and restart it."""
-        end, hung = self._end(replica), replica.batch if replica.stacks_requested else None
+        # If it hung, the request for its stacks has ended it.
+        self._ended(model, replica, replica.batch if replica.stacks_requested else None, now)
+
+    def _ended(self, model: ServedModel, replica: Replica, hung: Batch | None, now: float) -> None:
+        end = ProcessEnd(replica.end_process(), self._oom_kills.recent)
+        # One that has crashed seems to hang while the kernel writes its memory to the disk.
         if hung is not None and not end.by_itself:
-            # It hung, and the request for its stacks has ended it.
             self._hung(model, replica, hung, now)
         else:
             self._lost(model, replica, end, now)
-
-    def _end(self, replica: Replica) -> ProcessEnd:
-        return ProcessEnd(replica.end_process(), self._oom_kills.recent)
 
     def _hung(self, model: ServedModel, replica: Replica, batch: Batch, now: float) -> None:
         logger.error("batch exceeded its timeout", extra=about_batches(model, [batch]))
@@ -215,10 +208,9 @@ class ReplicaManager:
         """Return the jobs of these batches to their queue; see `LeaseManager.release`."""
         # The jobs that are released last are first in their queue.
         for batch in reversed(batches):
-            if mode != "free":
-                model.stats.left(batch.reason)
             runs = {}
             if mode != "free":
+                model.stats.left(batch.reason)
                 runs = {job.token: unfinished(job, batch, now) for job in batch.jobs}
             self._leases.release(model, batch.jobs, mode, how, traceback, runs)
             self._observer.finished(batch, [])
@@ -320,17 +312,16 @@ class ReplicaManager:
         self, models: Sequence[ServedModel], model: ServedModel, replica: Replica, now: float
     ) -> None:
         replica.restart_at = model.replica_history.restart_at(now)
-        if replica.restart_at <= now:
-            if why := self._why_no_room(models, model):
-                model.lacks_memory = True
-                self.load_failed(model, replica, why)
-                replica.ended(now)
-                self.report_due = True
-                return
-            self._start(model, replica, now)
-        else:
+        if replica.restart_at > now:
             reason = model.replica_history.wait_reason(now).partition("\n")[0]
             logger.error("%s", reason, extra=about(model))
+        elif why := self._why_no_room(models, model):
+            model.lacks_memory = True
+            self.load_failed(model, replica, why)
+            replica.ended(now)
+            self.report_due = True
+        else:
+            self._start(model, replica, now)
 
     def _why_no_room(self, models: Sequence[ServedModel], model: ServedModel) -> str:
         """Return in words why there is no memory for one more replica; "" if there is, or may be.
@@ -348,11 +339,6 @@ class ReplicaManager:
                     loading_mib += max(0.0, need - used_mib)
         return self._placement.why_no_room(model.config, model.device, model.load_mib, loading_mib)
 
-    def _measure(self, model: ServedModel, replica: Replica) -> None:
-        """Note what a replica takes, until that of this model is known."""
-        if not model.load_mib and replica.state is Phase.READY:
-            model.load_mib = self._placement.used_mib(model.device, replica.pids)
-
     def _start(self, model: ServedModel, replica: Replica, now: float) -> None:
         model.process_starts()
         frames = replica.start(now, self._orphan_guard.mark)
@@ -363,11 +349,8 @@ class ReplicaManager:
 
     def _recycle(self, model: ServedModel, now: float, check_memory: bool) -> None:
         for replica in model.replicas:
-            if (
-                replica.state is Phase.DRAINING
-                and replica.batch is None
-                and not replica.device_lost
-            ):
+            drained = replica.state is Phase.DRAINING and replica.batch is None
+            if drained and not replica.device_lost:
                 replica.retire(now)
         if any(replica.recycling for replica in model.replicas):
             return
@@ -378,10 +361,9 @@ class ReplicaManager:
                 logger.info("recycling a model process: %s", why, extra=about(model))
                 model.replica_history.add_recycle()
                 if model.config.recycle_overlap:
-                    old = replica
-                    old.successor = old.another()
-                    old.successor.core_set = old.core_set
-                    model.replicas.append(old.successor)
+                    successor = replica.successor = replica.another()
+                    successor.core_set = replica.core_set
+                    model.replicas.append(successor)
                 else:
                     replica.enter(Phase.DRAINING)
                 return

@@ -146,9 +146,10 @@ def _become_ready(
 
 def _serve(frames: Frames, inbox: Inbox, executor: BatchExecutor, tag: str) -> None:
     """Run batches in turn until `stop`, which the worker sends after its last batch."""
-    while isinstance(batch := inbox.get(), ReceivedBatch):
+    while isinstance(received := inbox.get(), ReceivedBatch):
+        batch, dropped = received
         begin(tag, batch.seq, batch.traces)
-        state = executor.run(batch.items, batch.dropped, batch.seq)
+        state = executor.run(batch.rows, dropped, batch.seq)
         if state.device_lost:
             leave(frames.send, batch.seq, state, alone=True)
         frames.send(done_frame(batch.seq, state))
@@ -169,7 +170,7 @@ def _read(frames: Frames, inbox: Inbox, profiler: Profiler) -> None:
                 case YieldBatch():
                     dropped.get(frame.seq, set()).add(PREEMPTED)
                 case RunBatch():
-                    inbox.put(ReceivedBatch.of(frame, dropped.setdefault(frame.seq, set())))
+                    inbox.put(ReceivedBatch(frame, dropped.setdefault(frame.seq, set())))
                     if len(dropped) > BATCHES_MAX:
                         del dropped[next(iter(dropped))]
                 case StartProfile():

@@ -8,7 +8,7 @@ import os
 import queue
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from workers.model_process.context import Input
 from workers.model_process.outcomes import Outcome
@@ -19,8 +19,6 @@ from workers.protocol.frames import (
     Init,
     RunBatch,
     Stop,
-    ToGenerator,
-    Traces,
 )
 from workers.threads import SOFTWARE_ERROR_STATUS
 
@@ -32,28 +30,19 @@ Send = Callable[[FromModel], None]
 PREEMPTED: Final = -1
 
 
-@dataclass(slots=True)
-class ReceivedBatch:
+class ReceivedBatch(NamedTuple):
     """A batch of the worker.
 
     Attributes:
-        items: as in the frame.
         dropped: places of items whose jobs were cancelled, and PREEMPTED; another thread adds them.
     """
 
-    seq: int
-    items: list[Any]
-    traces: Traces | None
+    frame: RunBatch
     dropped: set[int]
-
-    @classmethod
-    def of(cls, frame: RunBatch, dropped: set[int]) -> ReceivedBatch:
-        """Return the batch of a frame."""
-        return cls(frame.seq, frame.rows, frame.traces, dropped)
 
 
 #: What the worker has sent, without what concerns batches that came before.
-Inbox = queue.SimpleQueue[Init | ReceivedBatch | ToGenerator | Stop]
+Inbox = queue.SimpleQueue[Init | ReceivedBatch | Stop]
 
 
 @dataclass(slots=True)

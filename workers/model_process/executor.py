@@ -59,7 +59,7 @@ from workers.model_process.outcomes import (
     out_of_memory,
     outcomes_of,
 )
-from workers.model_process.reports.pieces import ItemPieces, PieceSender, SendsPieces, sending
+from workers.model_process.reports.pieces import ItemPieces, PieceSender, SendsPieces
 from workers.model_process.reports.progress_reporter import BatchProgress, ProgressReporter
 
 clock = time.perf_counter
@@ -339,9 +339,13 @@ class BatchExecutor:
 
     def _with_pieces(self, sub_batch: SubBatch, sender: PieceSender, items: Any) -> Any:
         """Run an `inference` that sends the pieces of its results itself."""
-        ids = [job_id for job_id, *_ in sub_batch.good_inputs]
-        with sending(self.handler, sender, sub_batch.seq, ids):
-            return self.handler.inference(items)
+        handler: Any = self.handler
+        sender.begin(sub_batch.seq, [job_id for job_id, *_ in sub_batch.good_inputs])
+        handler.send_pieces_to(partial(sender.send, sub_batch.seq))
+        try:
+            return handler.inference(items)
+        finally:
+            handler.send_pieces_to(None)
 
     def finish(self, sub_batch: SubBatch) -> None:
         """Run `postprocess`, unless every item is an error or dropped."""
@@ -411,15 +415,13 @@ class BatchExecutor:
         sub_batch.left_out = sub_batch.left_out.union(gone)
 
     def _pad(self, sub_batch: SubBatch) -> None:
-        sub_batch.times.padding -= sub_batch.padding
-        sub_batch.padding = self._padding(len(sub_batch.good))
-        if sub_batch.padding:
-            sub_batch.items = padded(sub_batch.items, len(sub_batch.good), sub_batch.padding)
-            sub_batch.times.padding += sub_batch.padding
-
-    def _padding(self, count: int) -> int:
+        count = len(sub_batch.good)
         allowed = self.context.allowed_batch_sizes if count else ()
-        return next((size for size in allowed if size >= count), count) - count
+        padding = next((size for size in allowed if size >= count), count) - count
+        if padding:
+            sub_batch.items = padded(sub_batch.items, count, padding)
+        sub_batch.times.padding += padding - sub_batch.padding
+        sub_batch.padding = padding
 
     def _set_current(self, inputs: list[Input]) -> None:
         ids = set_items(self.context, inputs)

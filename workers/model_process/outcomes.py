@@ -50,15 +50,11 @@ def leads_to_author(file: str) -> bool:
 
     Headrace calls a verb perhaps through the standard library, as asyncio and threads do.
     """
-    if file.startswith(_OURS) or file in _leading():
+    parts = handler_parts().values()
+    leading = {str(part.folder / name) for part in parts for name in part.leading}
+    if file.startswith(_OURS) or file in leading:
         return True
     return file.startswith(_STANDARD_LIBRARY) and not any(part in file for part in _INSTALLED)
-
-
-def _leading() -> set[str]:
-    """Return the files of extensions that only call the author's code."""
-    parts = handler_parts().values()
-    return {str(part.folder / name) for part in parts for name in part.leading}
 
 
 def author_traceback(error: BaseException) -> str:

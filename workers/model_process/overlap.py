@@ -99,16 +99,15 @@ class OverlappedExecutor:
 
     def _prepare(self) -> None:
         while isinstance(received := self._inbox.get(), ReceivedBatch):
-            seq, traces = received.seq, received.traces
+            frame, dropped = received
+            seq, traces = frame.seq, frame.traces
             with self._lock:
                 self._inside += 1
                 if self._inside > 1:
                     # Until this frame the worker may take the batch back without charging it.
                     self._send(Began(seq))
             begin(self._tag, seq, traces)
-            batch = InFlightBatch(
-                seq, self._executor.read(received.items, received.dropped, seq), traces=traces
-            )
+            batch = InFlightBatch(seq, self._executor.read(frame.rows, dropped, seq), traces=traces)
             if batch.state.readable and not batch.yields:
                 batch.sub_batch = batch.state.sub_batch(batch.places)
                 try:

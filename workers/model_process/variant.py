@@ -139,10 +139,10 @@ def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Inp
         ConfigError: the folder does not exist, has no files or none that can be decoded, or there
             is neither.
     """
-    details = InputDetails(parameters=msgspec.json.encode(config["example_parameters"])).text()
+    details = InputDetails(parameters=msgspec.json.encode(config["example_parameters"]))
     folder = config["optimize"].get("calibrate")
     if folder:
-        return _decoded_files(executor, Path(folder), details)
+        return _decoded_files(executor, Path(folder), details.text())
     example = example_of(executor.handler)
     if example is None:
         raise ConfigError(
@@ -156,10 +156,8 @@ def inputs_of(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Inp
             extra={"model": config["model"]},
         )
     text, nested = as_sent(example)
-    details = InputDetails(
-        parameters=msgspec.json.encode(config["example_parameters"]), nested=nested
-    ).text()
-    return [executor.decode(_SAMPLE_ID, text, details=details)], ""
+    details = msgspec.structs.replace(details, nested=nested)
+    return [executor.decode(_SAMPLE_ID, text, details=details.text())], ""
 
 
 def _decoded_files(

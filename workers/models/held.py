@@ -1,10 +1,10 @@
 """What a worker has leased of one model and not yet run.
 
-`Claims` has the jobs whose messages, inputs and logs are read, and the queue of each: a model has
-two, and a job is settled in the one from which it was claimed. `Deadlines` has until when they
-must begin. A prepared job ends as expired when its `expires` passes, or as soon as the running
-batches are sure to end later. A job whose timeout is shorter than any recent batch is not run,
-because it would only cost a model process.
+`Claims` has the jobs that are not prepared yet: their message, input or log is being read. It also
+knows which of the model's two queues each job came from, because the job is settled there.
+`Deadlines` knows until when each prepared job must begin. A job expires when its `expires` passes,
+or as soon as the running batches are sure to end later. A job whose timeout is shorter than any
+recent batch does not run, because it would only cost a model process.
 
 `PendingPayloads` and `PendingCallbacks` have what threads do for the jobs. `ServedModel` and
 `LeaseManager` fill their lists. `workers.consumer.payload_transfer` and `workers.canvas.notifier`
@@ -22,7 +22,7 @@ import msgspec
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import NOT_STARTED, HeadraceError
-from headrace.jobs.message import InputSource, Message
+from headrace.jobs.message import InputSource
 from headrace.jobs.values.media_types import is_json
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.scripts.jobs import ClaimReply
@@ -52,7 +52,7 @@ C = TypeVar("C", LeasedJob, Settlement)
 
 
 class Claims:
-    """The claimed jobs of a model that cannot run yet, and the queue of each job.
+    """The claimed jobs of a model that are not prepared yet, and the queue of each job.
 
     Args:
         queues: the names of its queues, as `Backlog` numbers them.
@@ -60,14 +60,14 @@ class Claims:
         prepare: takes a job whose input is here.
 
     Attributes:
-        unread: the replies whose jobs have not been read.
-        withheld: jobs whose message is being read, although it is withheld, by token.
-        versioned: jobs were found in the queue of its version.
-        misplaced: jobs that ask for another version, and must be moved to its queue.
-        cancelled_tokens: of jobs that were cancelled before the reply to their claim was read.
+        unread: the replies to claims whose jobs are not read yet.
+        withheld: by token, the withheld jobs whose message is being read.
+        versioned: the queue of its version has had jobs.
+        misplaced: the jobs that ask for another version.
+        cancelled_tokens: the tokens of jobs that were cancelled before their claim was read.
         traced: a job belonged to a trace, so others may too.
-        logs_wanted: jobs of a generator whose logs must be read before they run.
-        reading_logs: all of them that do not have it, by token.
+        logs_wanted: the jobs of a generator whose logs must be read before they run.
+        reading_logs: by token, the jobs of a generator that wait for their log.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Claims:
         self._payloads = payloads
         self._callbacks = callbacks
         self._prepare = prepare
-        # The claims of jobs from the queue of its version.
+        # The tokens of the jobs that came from the queue of its version.
         self._of_version: set[str] = set()
 
     def add(self, reply: ClaimReply, number: int) -> None:
@@ -118,7 +118,6 @@ class Claims:
         return ended
 
     def _read(self, jobs: Iterable[tuple[LeasedJob, bytes]], now_us: int) -> list[Settlement]:
-        """Read the messages of jobs; return the settlements of those that will not run now."""
         ended, name = [], self._config.name
         for job, raw in jobs:
             self._held[job.id] = job
@@ -134,7 +133,8 @@ class Claims:
                     self.traced = True
                 if job.token in self.cancelled_tokens:
                     settlement = cancel(job)
-            if settlement is None and self._is_misplaced(message):
+            asked = message.version if message is not None else ""
+            if settlement is None and asked not in ("", self._config.version):
                 self.misplaced.append(job)
                 continue
             settlement = settlement or read_details(job, self._config)
@@ -146,9 +146,6 @@ class Claims:
             else:
                 self._prepare(job)
         return ended
-
-    def _is_misplaced(self, message: Message | None) -> bool:
-        return message is not None and message.version not in ("", self._config.version)
 
     def begin_reading(self, job: LeasedJob) -> bool:
         """Take a withheld job to read its message; return False if it does not wait here."""
@@ -205,12 +202,26 @@ class Claims:
             return True
         return self.reading_logs.pop(job.token, None) is not None
 
+    def take_misplaced(self) -> list[LeasedJob]:
+        """Return the jobs that ask for another version, and must be moved to its queue."""
+        jobs, self.misplaced = self.misplaced, []
+        return jobs
+
+    def take_wanted_logs(self) -> list[LeasedJob]:
+        """Return the jobs whose logs must be read, since the last call."""
+        jobs, self.logs_wanted = self.logs_wanted, []
+        return jobs
+
+    def queue_of(self, claim: LeasedJob | Settlement) -> str:
+        """Return the name of the queue from which a job was claimed."""
+        return self._queues[self.queue_number(claim)]
+
     def queue_number(self, claim: LeasedJob | Settlement) -> int:
         """Return the number of the queue from which a job was claimed."""
         return VERSION if claim.token in self._of_version else OWN
 
     def by_queue(self, claims: list[C]) -> list[tuple[str, list[C]]]:
-        """Return claims of jobs by the queues from which they came."""
+        """Return the name of each queue from which claims came, with these claims."""
         if not self._of_version:
             return [(self._queues[OWN], claims)]
         split: tuple[list[C], list[C]] = ([], [])
@@ -229,8 +240,8 @@ class Deadlines:
 
     Attributes:
         least_time: the least time that its batches take.
-        next_at: when `expire` must be called; may be too early, never too late.
-        ended: the settlements of the jobs that ended here.
+        next_at: when `expire` must be called; it may be too early, but never too late.
+        ended: the settlements of the jobs that could not begin in time.
     """
 
     def __init__(self, config: ModelConfig, batcher: Batcher[LeasedJob]) -> None:
@@ -243,7 +254,7 @@ class Deadlines:
         self._expiring: dict[str, LeasedJob] = {}
 
     def take_ended(self) -> list[Settlement]:
-        """Return the settlements of the jobs that ended here since the last call."""
+        """Return the settlements of the jobs that could not begin, since the last call."""
         ended, self.ended = self.ended, []
         return ended
 
@@ -420,10 +431,6 @@ class PendingPayloads:
             for place in range(STEP_PLACE[job.step], len(left)):
                 left[place] = max(0, left[place] - 1)
         return left
-
-    def transfer_done(self, job: LeasedJob) -> None:
-        """Note that the job's transfer has ended, in success or failure."""
-        self.in_transfer.pop(job.token, None)
 
     def let_go(self, claims: Iterable[LeasedJob | Settlement]) -> None:
         """Queue the payloads of ended claims for deletion; the store checks the job's record."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
@@ -26,29 +26,14 @@ from workers.jobs.settlement import (
     succeeded,
 )
 from workers.models.held import PendingPayloads, PendingResult
+from workers.protocol.frames import Done
 
 UNKNOWN: Final = -1.0
 
 
-class BatchResult(NamedTuple):
-    """What a model process returned for a batch.
-
-    Attributes:
-        outcomes: of each job, as `workers.model_process.outcomes` writes them.
-        times: ms of the three stages, then how long the device waited for the first stage.
-        padding: how many inputs were added to reach an allowed batch size.
-        fits: how many of the jobs fit into memory together; 0 if all did.
-    """
-
-    outcomes: list[Any]
-    times: list[float]
-    padding: int
-    fits: int
-
-
 def settle_batch(
     batch: Batch,
-    result: BatchResult,
+    result: Done,
     began_at: float,
     payloads: PendingPayloads,
     retries: RetryPolicy,

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from headrace.errors import ReplicaLost
-from headrace.jobs.job import State
+from headrace.jobs.job import ErrorRecord, State, read_error_record
 from headrace.observability.logs import JOBS_MAX
 from headrace.redis.scripts.jobs import POSTPONED, SETTLED, Settlement
 
@@ -28,20 +26,28 @@ KINDS_MAX: Final = 50
 MESSAGE_MAX_CHARS: Final = 500
 
 
-class _Error(msgspec.Struct):
-    type: str = "error"
-    message: str = ""
-    exception: str = ""
-    where: str = ""
-
-
 class _Kind(NamedTuple):
     model: str
     error: str
     raised: str
 
 
-_ERROR: Final = msgspec.json.Decoder(_Error)
+class TokenBucket:
+    """A rate of `per_s` tokens a second, of which `burst` may be saved up."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = self._left = burst
+        self._at: float | None = None
+
+    def take(self, count: int, now: float) -> int:
+        """Take `count` tokens or as many as are left; return how many were taken."""
+        if self._at is not None:
+            self._left = min(self._burst, self._left + (now - self._at) * self._per_s)
+        self._at = now
+        taken = min(count, int(self._left))
+        self._left -= taken
+        return taken
 
 
 class FailureLog:
@@ -49,7 +55,7 @@ class FailureLog:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lines, self._filled_at = float(BURST), clock()
+        self._lines = TokenBucket(LINES_PER_S, BURST)
         # By kind, how many jobs have no line of their own, and the first of them.
         self._gathered: dict[_Kind, tuple[int, list[str]]] = {}
         self._write_at = 0.0
@@ -65,7 +71,7 @@ class FailureLog:
         self.flush()
 
     def _settled(self, model: str, settlement: Settlement, *, again: bool) -> None:
-        error = _ERROR.decode(_bytes(settlement.value))
+        error = error_record(settlement)
         raised = f"{error.exception} at {error.where}" if error.where else ""
         kind = _Kind(model, error.type, raised)
         if again:
@@ -89,10 +95,7 @@ class FailureLog:
 
     def _add(self, kind: _Kind, job_id: str, message: str) -> None:
         now = self._clock()
-        self._lines = min(BURST, self._lines + (now - self._filled_at) * LINES_PER_S)
-        self._filled_at = now
-        if self._lines >= 1:
-            self._lines -= 1
+        if self._lines.take(1, now):
             logger.warning("job failed: %s", _short(message), extra=_extra(kind, job=job_id))
             return
         if not self._gathered:
@@ -109,8 +112,10 @@ def _extra(kind: _Kind, **fields: Any) -> dict[str, Any]:
     return {**{name: value for name, value in kind._asdict().items() if value}, **fields}
 
 
-def _bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode()
+def error_record(settlement: Settlement) -> ErrorRecord:
+    """Return the error of a job that did not succeed; the default if it has none."""
+    value = settlement.value
+    return read_error_record(value if isinstance(value, bytes) else str(value))
 
 
 def _short(message: str) -> str:

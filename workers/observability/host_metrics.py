@@ -22,6 +22,7 @@ import psutil
 import pynvml
 
 from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
+from workers.replicas.devices import has_gpu
 from workers.replicas.memory import resident_bytes
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,6 @@ AGAIN_S: Final = 60.0
 MILLIWATTS: Final = 1000
 NOTHING: Final = msgspec.json.encode(Figures())
 
-_NO_DEVICES: Final = ("", "-1", "none", "NoDevFiles")
 _encode: Final = msgspec.json.encode
 
 T = TypeVar("T")
@@ -61,9 +61,8 @@ class HostMetrics:
         self._folder = folder
         self._gpu_processes = gpu_processes
         self._host = socket.gethostname()
-        # The bytes and when they were measured, replaced together.
-        self._last: tuple[bytes, float] = (NOTHING, 0.0)
-        self._figures = Figures()
+        # The figures and when they were measured, replaced together.
+        self._last = (Figures(), 0.0)
         self._stopping = threading.Event()
 
     def start(self) -> None:
@@ -78,11 +77,11 @@ class HostMetrics:
     def latest(self) -> bytes:
         """Return the newest `Figures` as JSON; empty ones if they are too old."""
         figures, at = self._last
-        return figures if time.monotonic() - at <= STALE_S else NOTHING
+        return _encode(figures) if time.monotonic() - at <= STALE_S else NOTHING
 
     def newest(self) -> Figures:
         """Return the newest figures, however old they are."""
-        return self._figures
+        return self._last[0]
 
     def measure(self) -> Figures:
         """Measure now, and return the figures."""
@@ -96,8 +95,7 @@ class HostMetrics:
     def _run(self) -> None:
         while True:
             try:
-                self._figures = self.measure()
-                self._last = (_encode(self._figures), time.monotonic())
+                self._last = (self.measure(), time.monotonic())
             except Exception:
                 # The worker does not depend on the figures.
                 logger.warning("host and devices cannot be measured", exc_info=True)
@@ -134,8 +132,7 @@ class GpuMetrics:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-        named = [] if visible in _NO_DEVICES else visible.split(",")
+        named = environ["CUDA_VISIBLE_DEVICES"].split(",") if has_gpu(environ) else []
         self._names = [name.strip() for name in named]
         self._handles: list[Any] | None = None
         self._again_at = 0.0

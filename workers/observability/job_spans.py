@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Link, SpanKind, StatusCode, set_span_in_context
 
 from headrace.jobs.job import State
 from headrace.observability.tracing import NS_PER_S, Tracing, context_of, trace_of
 from headrace.redis.keys import queue_name
+from workers.observability.failure_log import error_record
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
@@ -119,7 +120,9 @@ class JobSpans:
         if self._jobs:
             for settlement in settlements:
                 failed = settlement.retried or settlement.state != State.SUCCEEDED
-                self._over(settlement.token, _error_of(settlement) if failed else "")
+                # The code alone: the text may contain a part of the input.
+                code = error_record(settlement).type if settlement.value else settlement.state
+                self._over(settlement.token, code if failed else "")
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """End the spans of jobs that were released."""
@@ -147,11 +150,3 @@ class JobSpans:
 
 def _trace(job: LeasedJob) -> bool:
     return job.message is not None and job.message.trace is not None
-
-
-def _error_of(settlement: Settlement) -> str:
-    """Return the code of its error; the text may contain a part of the input."""
-    value: Any = settlement.value
-    text = value if isinstance(value, bytes) else str(value).encode()
-    head, _, rest = text.partition(b'{"type":"')
-    return rest.partition(b'"')[0].decode() if not head and rest else str(settlement.state)

@@ -35,13 +35,7 @@ _NOTHING: Final[Mapping[str, str]] = {}
 
 
 class WorkerReporter:
-    """Writes the report of a worker.
-
-    Args:
-        owner: the name of this incarnation of the worker.
-        figures: returns the newest `Figures` as JSON.
-        labels: which models it serves.
-    """
+    """Writes the report of a worker; `figures` returns the newest `Figures` as JSON."""
 
     def __init__(
         self,
@@ -55,7 +49,6 @@ class WorkerReporter:
         self._node = node
         self._figures = figures
         self._reported: set[str] = set()
-        self._unloaded: tuple[Mapping[str, str], bytes] = ({}, b"{}")
         own = {"node": node, "pid": os.getpid(), "versions": running_versions()}
         self._worker = _encode({**own, "labels": labels, "capacity": capacity})
 
@@ -75,9 +68,7 @@ class WorkerReporter:
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]
         if progress is not None:
             fields += (REGISTRY, _encode(progress))
-        if unloaded != self._unloaded[0]:
-            self._unloaded = unloaded, _encode(unloaded)
-        fields += (UNLOADED, self._unloaded[1])
+        fields += (UNLOADED, _encode(unloaded))
         reported = _reported(models)
         for name, model in reported.items():
             fields += (name, _encode({"node": self._node, **model_report(model)}))
@@ -109,7 +100,7 @@ def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     reported: dict[str, ServedModel] = {}
     for model in models:
         if model.life is Life.SERVING:
-            closed = model.own_closed
+            closed = model.backlog.own_closed
             reported[
                 model.queues[VERSION].removeprefix(keys.queue_name) if closed else model.config.name
             ] = model

@@ -77,6 +77,21 @@ class Traces(NamedTuple):
     batch: str = ""
 
 
+class Joins(NamedTuple):
+    """What a generator gets with a job.
+
+    Attributes:
+        pieces, tokens: JSON arrays of earlier attempts, after which it goes on.
+        yields_s: for how long it makes way for online jobs; None for an online job.
+        quiet: the job has no log, so its pieces are not sent.
+    """
+
+    pieces: list[bytes]
+    tokens: list[bytes]
+    yields_s: float | None
+    quiet: bool
+
+
 class Init(msgspec.Struct, frozen=True, array_like=True, tag="init"):
     """The first frame: what a process needs to load the handler."""
 
@@ -89,11 +104,13 @@ class RunBatch(msgspec.Struct, frozen=True, array_like=True, tag="batch"):
     Attributes:
         rows: of each job, its id, input and content type, when it expires, and its `InputDetails`
             as text. Values that a job lacks are left out at the end.
+        joins: only for a generator.
     """
 
     seq: int
     rows: list[Any]
     traces: Traces | None = None
+    joins: Joins | None = None
 
 
 class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
@@ -105,31 +122,6 @@ class Drop(msgspec.Struct, frozen=True, array_like=True, tag="drop"):
 
 class YieldBatch(msgspec.Struct, frozen=True, array_like=True, tag="yield"):
     """Return a batch if its `inference` has not begun."""
-
-    seq: int
-
-
-class Resume(msgspec.Struct, frozen=True, array_like=True, tag="resume"):
-    """The next batch of a generator goes on after the pieces and tokens of earlier attempts.
-
-    Attributes:
-        pieces, tokens: JSON arrays.
-    """
-
-    seq: int
-    pieces: list[bytes]
-    tokens: list[bytes]
-
-
-class Offline(msgspec.Struct, frozen=True, array_like=True, tag="offline"):
-    """The next batch of a generator makes way for online ones for `yields_s`."""
-
-    seq: int
-    yields_s: float
-
-
-class Quiet(msgspec.Struct, frozen=True, array_like=True, tag="quiet"):
-    """The job of the next batch of a generator has no log, so its pieces are not sent."""
 
     seq: int
 
@@ -325,9 +317,7 @@ class Raised(msgspec.Struct, frozen=True, array_like=True, tag="raised"):
     buffers: int
 
 
-#: About a batch that runs, or the next batch.
-ToGenerator = Resume | Offline | Quiet
-ToModel = Init | RunBatch | Drop | YieldBatch | ToGenerator | StartProfile | Stop
+ToModel = Init | RunBatch | Drop | YieldBatch | StartProfile | Stop
 FromModel = (
     Done | Pieces | ItemProgress | Began | Yielded | Room | Waits | TokenFigures | Metrics
     | Profiled | Warming | Loaded | NotLoaded

@@ -105,15 +105,9 @@ def worker_cores(
     cgroups: Path = CGROUPS,
     own: Path = OWN_CGROUP,
 ) -> WorkerCores:
-    """Return the cores of a worker that may use these logical CPUs.
+    """Return the cores of a worker that may use these logical CPUs; `environ` has its share.
 
-    Args:
-        cpus: the numbers of the logical CPUs.
-        environ: the environment, with the worker's share.
-        sys: the folder of the kernel with a folder for each logical CPU.
-        nodes: the folder of the kernel with a folder for each NUMA node.
-        cgroups: the folder where the cgroups are mounted.
-        own: the file that names the cgroups of this process.
+    The paths are those of the kernel, for the CPUs, the NUMA nodes and the cgroups.
     """
     cores = physical_cores(cpus, sys, nodes)
     limit = min(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
 
 import msgspec
 
@@ -15,11 +14,9 @@ from headrace.observability.worker_report import DeviceFigures, Figures
 from headrace.server.gpus import mps_runs
 from workers.replicas.cores import CoreSets, core_sets_of, own_cores, why_not_pinned
 from workers.replicas.devices import device_of, has_gpu, model_environ, threads_of
-from workers.replicas.memory import available_mib, own_mib, total_mib
+from workers.replicas.memory import MIB, available_mib, own_mib, total_mib
 
 logger = logging.getLogger(__name__)
-
-MIB: Final = 1024 * 1024
 
 
 class Placement:

@@ -28,11 +28,9 @@ from workers.protocol.frames import (
     FrameSocket,
     FromModel,
     Init,
+    Joins,
     Loaded,
-    Offline,
     Phase,
-    Quiet,
-    Resume,
     RunBatch,
     StartProfile,
     Stop,
@@ -79,19 +77,14 @@ class Replica:
         staged: the batch that the process already has while it runs another.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
-        overlap: its handler works on two batches at once.
-        continuous: its handler is a generator: each job is a batch of its own and joins the others.
-        variant: which variant of its module runs, in words; "" without the option `optimize`.
+        fits, helpers, overlap, continuous, variant: as in the frame `Loaded`.
         room: how many more jobs a generator takes.
         offline_room: how many of them may be offline.
         generation: what a generator does, as it has reported.
         due_at: when its load or its stop has taken too long.
         jobs: how many jobs this process has run.
-        fits: the batch size that fits into memory, as the process reported after its load; 0 for
-            `max_batch_size`.
         streams: its process has sent pieces.
         held_back: nothing is read from its process for the moment, as Redis is away or slow.
-        helpers: pids of processes that belong to it.
         surplus: it ends when its batch has, and no other takes its place.
         successor: the replica that takes its place when it is recycled.
         recycling: why this process is being replaced; empty if it is not.
@@ -180,10 +173,14 @@ class Replica:
         """The batches that run."""
         return [self.batch, *self.joined] if self.batch is not None else []
 
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches that run, and the staged one."""
+        return self.running if self.staged is None else [*self.running, self.staged]
+
     def batch_of(self, seq: int) -> Batch | None:
-        """Return the running or staged batch of this number; None if it has none."""
-        batches = self.running if self.staged is None else [*self.running, self.staged]
-        return next((batch for batch in batches if batch.seq == seq), None)
+        """Return its batch of this number; None if it has none."""
+        return next((batch for batch in self.batches if batch.seq == seq), None)
 
     def another(self) -> Replica:
         """Return a replica that is started as this one."""
@@ -227,9 +224,14 @@ class Replica:
         self.device_lost = False
         self.room = self.offline_room = self._sent = self._received = 0
         self.generation = IDLE
-        with contextlib.suppress(OSError):  # it died at once, and its socket reads EOF
-            self.frames.send(Init(self.init))
+        self._send(Init(self.init))
         return self.frames
+
+    def _send(self, frame: ToModel) -> None:
+        """Send a frame; if the process is gone, its socket reads EOF."""
+        if self.frames is not None:
+            with contextlib.suppress(OSError):
+                self.frames.send(frame)
 
     @property
     def takes_second(self) -> bool:
@@ -249,7 +251,7 @@ class Replica:
     def run(self, batch: Batch) -> None:
         """Send a batch; if another batch runs, it joins that of a generator, or is staged.
 
-        If the process is gone, its socket reads EOF, and the batch counts as lost with it.
+        If the process is gone, the batch counts as lost with it.
         """
         if self.batch is None:
             self.batch = batch
@@ -261,51 +263,29 @@ class Replica:
         self.room, self.offline_room = self.room - count, self.offline_room - count
         self._sent += count
         batch.number = self._sent
-        if self.frames is None:
-            raise RuntimeError("the model process of a batch was not started")
-        with contextlib.suppress(OSError):
-            # Jobs of a staged batch can expire before it begins, which only the process notices.
-            staged = batch is self.staged
-            rows = [_row(job, job.expires_at if staged else NEVER) for job in batch.jobs]
-            if self.continuous:
-                self._announce(batch)
-            traces = batch.traces if batch.traced else None
-            self.frames.send(
-                RunBatch(batch.seq, rows, Traces(traces, batch.span) if traces else None)
-            )
-
-    def _announce(self, batch: Batch) -> None:
-        """Send the frames about a job of a generator that must come before the job."""
-        job = batch.jobs[0]
-        if self.frames is None:
-            return
-        if job.log is not None:
-            self.frames.send(Resume(batch.seq, *job.log))
-        if batch.offline:
-            yields_s = job.overdue_at - batch.started_at
-            self.frames.send(Offline(batch.seq, yields_s))
-        if job.message is not None and job.message.quiet:
-            self.frames.send(Quiet(batch.seq))
+        # Jobs of a staged batch can expire before it begins, which only the process notices.
+        staged = batch is self.staged
+        rows = [_row(job, job.expires_at if staged else NEVER) for job in batch.jobs]
+        parents = batch.traces if batch.traced else None
+        traces = Traces(parents, batch.span) if parents else None
+        joins = _joins(batch) if self.continuous else None
+        self._send(RunBatch(batch.seq, rows, traces, joins))
 
     def preempt_staged(self) -> None:
         """Request the staged batch back, because another model has the device first."""
-        if self.staged is not None and self.frames is not None and not self.preempt_requested:
+        if self.staged is not None and not self.preempt_requested:
             self.preempt_requested = True
-            with contextlib.suppress(OSError):
-                self.frames.send(YieldBatch(self.staged.seq))
+            self._send(YieldBatch(self.staged.seq))
 
     def drop(self, job: LeasedJob) -> None:
         """Request that the process skips a job of its batches."""
-        for batch in (*self.running, *([] if self.staged is None else [self.staged])):
-            if job in batch.jobs and self.frames is not None:
-                with contextlib.suppress(OSError):
-                    self.frames.send(Drop(batch.seq, batch.jobs.index(job)))
+        for batch in self.batches:
+            if job in batch.jobs:
+                self._send(Drop(batch.seq, batch.jobs.index(job)))
 
     def profile(self, profile_id: str, kind: str, batches: int, seconds: float) -> None:
         """Request a profile of the process; it answers with a frame `profiled`."""
-        if self.frames is not None:
-            with contextlib.suppress(OSError):
-                self.frames.send(StartProfile(profile_id, kind, batches, seconds))
+        self._send(StartProfile(profile_id, kind, batches, seconds))
 
     def finished(self, seq: int, now: float) -> Batch | None:
         """Remove a batch that the process has finished or returned; a staged one then runs.
@@ -413,8 +393,9 @@ class Replica:
 
     @property
     def pids(self) -> list[int]:
-        """The process and its helpers; empty without a process."""
-        return [self.process.pid, *self.helpers] if self.process is not None else []
+        """The process and its helpers; empty without a process. Any thread may read it."""
+        process = self.process
+        return [process.pid, *self.helpers] if process is not None else []
 
     def memory_mib(self) -> float:
         """Return the resident memory of the process and its helpers, in MiB."""
@@ -430,9 +411,7 @@ class Replica:
         """Order the process, which runs nothing, to stop; its socket then reads EOF."""
         self.enter(Phase.STOPPED)
         self.due_at = now + STOP_S
-        if self.frames is not None:
-            with contextlib.suppress(OSError):
-                self.frames.send(Stop())
+        self._send(Stop())
 
     def exited(self, wait_s: float = 0.0) -> bool:
         """Return whether the process has ended, or ends within `wait_s`."""
@@ -505,6 +484,13 @@ class Replica:
         if state is not self.state:
             self.state = state
             self.since = time.time()
+
+
+def _joins(batch: Batch) -> Joins:
+    job = batch.jobs[0]
+    pieces, tokens = job.log or ([], [])
+    yields_s = job.overdue_at - batch.started_at if batch.offline else None
+    return Joins(pieces, tokens, yields_s, job.message is not None and job.message.quiet)
 
 
 def _row(job: LeasedJob, expires_at: float) -> tuple[Any, ...]:

@@ -3,7 +3,8 @@
 An input is an object. `name` is in the log. `preprocess`, `inference` and `postprocess` each name a
 file that the verb waits for. `die` names the verb in which the process dies, `raise` the verb that
 raises, and `hang` the verb that never ends. `drops` names the verb that waits until `count` items
-of batches in the process were dropped. Without `overlap` its verbs run in turn.
+of batches in the process were dropped. `tells` names the verb that waits for its file, and says
+when an item of the newest batch was dropped. Without `overlap` its verbs run in turn.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from headrace.handler import Context, Handler
 POLL_S = 0.01
 
 
-def dropped() -> int:
-    """How many items this process has been told to drop, as the thread that hears it knows."""
+def dropped() -> list[int]:
+    """How many items of each batch this process has been told to drop, as its reader knows."""
     for frame in sys._current_frames().values():
         at: FrameType | None = frame
         while at is not None and at.f_code.co_name != "_read":
             at = at.f_back
         if at is not None:
-            return sum(len(places) for places in at.f_locals["dropped"].values())
+            return [len(places) for places in at.f_locals["dropped"].values()]
     raise RuntimeError("no thread reads frames in here")
 
 
@@ -56,9 +57,13 @@ class InTurn(Handler):
         names = ",".join(str(item["name"]) for item in items)
         self.say(f"{verb} {names} begins")
         for item in items:
+            tells = item.get("tells") == verb
             while verb in item and not Path(item[verb]).exists():
+                if tells and dropped()[-1]:
+                    self.say(f"{verb} {names} is dropped")
+                    tells = False
                 time.sleep(POLL_S)
-            while item.get("drops") == verb and dropped() < item["count"]:
+            while item.get("drops") == verb and sum(dropped()) < item["count"]:
                 time.sleep(POLL_S)
             if item.get("die") == verb:
                 os._exit(3)

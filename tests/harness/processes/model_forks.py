@@ -98,23 +98,25 @@ def _serve(requests: socket.socket, worker: int) -> None:
             reading, writing = os.pipe()
             between = os.fork()
             if between == 0:
-                if pid := os.fork():
-                    os.write(writing, str(pid).encode())
+                if os.fork():
                     os._exit(0)
+                # Whoever has its pid may kill its process group at once, and wait for its end.
+                os.setsid()
+                os.write(writing, str(os.getpid()).encode())
                 requests.close()
                 os.close(reading)
                 os.close(writing)
                 _become_model(json.loads(request), fds, worker)
+            os.close(writing)
             os.waitpid(between, 0)
             requests.send(os.read(reading, 64))
-            for number in (reading, writing, *fds):
+            for number in (reading, *fds):
                 os.close(number)
     os._exit(0)
 
 
 def _become_model(environ: dict[str, str], fds: Sequence[int], worker: int) -> None:
     """Run a model process in this one, as Python runs one that was just started."""
-    os.setsid()
     while (parent := os.getppid()) != worker:
         if parent == 1:
             os._exit(0)

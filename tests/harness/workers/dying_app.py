@@ -11,13 +11,14 @@ import signal
 from typing import Any
 
 import workers.jobs.settlement
-from headrace.jobs.message import InputSource, Message, decode_message
+from headrace.jobs.message import Message, decode_message
 from headrace.payloads.store import PayloadEntry
 from headrace.payloads.stores import PayloadStores
 from workers.celery.app import deployed
 from workers.consumer.payload_transfer import PayloadTransfer
+from workers.jobs.leased_job import LeasedJob
 
-_decode, _read, _put = decode_message, PayloadTransfer._read, PayloadStores.put
+_decode, _fetch, _put = decode_message, PayloadTransfer._fetch, PayloadStores.put
 
 
 def _die_of(what: bytes, text: bytes) -> None:
@@ -31,8 +32,8 @@ def _decode_and_die(raw: bytes) -> Message:
     return message
 
 
-def _read_and_die(self: PayloadTransfer, source: InputSource) -> bytes:
-    body = _read(self, source)
+def _fetch_and_die(self: PayloadTransfer, job: LeasedJob) -> bytes:
+    body = _fetch(self, job)
     _die_of(b"fetch", body)
     return body
 
@@ -44,6 +45,6 @@ def _put_and_die(self: PayloadStores, entry: PayloadEntry, body: bytes, **option
 
 # The crashes to be provoked.
 workers.jobs.settlement.decode_message = _decode_and_die  # type: ignore[attr-defined]
-PayloadTransfer._read = _read_and_die  # type: ignore[method-assign]
+PayloadTransfer._fetch = _fetch_and_die  # type: ignore[method-assign]
 PayloadStores.put = _put_and_die  # type: ignore[method-assign]
 app = deployed()

@@ -285,7 +285,8 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
     with bench(redis_db, tmp_path, environ=SOON) as at:
         (ready,) = at.submit({"name": "ready", "inference": at.gate("ready")})
         at.wait_for("inference ready begins")
-        (inside,) = at.submit({"name": "inside", "preprocess": at.gate("inside")})
+        held_up = {"preprocess": at.gate("inside"), "tells": "preprocess"}
+        (inside,) = at.submit({"name": "inside", **held_up})
         at.wait_for("preprocess inside begins")
         (prepared,) = at.submit({"name": "prepared"})
         ids = [ready, inside, prepared]
@@ -318,6 +319,7 @@ def test_a_stopped_worker_can_do_nothing_to_what_another_holds(
                 assert {job_id.decode() for job_id in at.client.redis.hkeys(keys.held(QUEUE))} >= {
                     inside
                 }
+                at.wait_for("preprocess inside is dropped")
                 at.open("inside")
                 jobs = at.client.wait(*ids)
                 assert {job.state for job in jobs} == {State.SUCCEEDED}

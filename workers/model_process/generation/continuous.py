@@ -35,17 +35,7 @@ from workers.model_process.generation.requests import (
 )
 from workers.model_process.outcomes import Outcome, encode_result, failure
 from workers.model_process.reports.pieces import PieceSender, SendsPieces, piece_json
-from workers.protocol.frames import (
-    Done,
-    Offline,
-    Pieces,
-    Quiet,
-    Resume,
-    Room,
-    Stop,
-    TokenFigures,
-    Waits,
-)
+from workers.protocol.frames import Done, Pieces, Room, RunBatch, TokenFigures, Waits
 from workers.threads import SOFTWARE_ERROR_STATUS
 
 logger = logging.getLogger("headrace.model")
@@ -154,11 +144,6 @@ class ContinuousExecutor:
         self._meter = TokenMeter(send, self._state)
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
-        # These are by the number of the batch. The logs have the pieces and tokens of earlier
-        # attempts. Offline: for how many seconds a job yields. Quiet jobs have no log.
-        self._logs: dict[int, tuple[list[Any], list[int]]] = {}
-        self._offline: dict[int, float] = {}
-        self._quiet: set[int] = set()
         self._received = 0
         self._room: Room | None = None
         self._paused: frozenset[str] = frozenset()
@@ -194,27 +179,16 @@ class ContinuousExecutor:
             except queue.Empty:
                 return True
             idle = False
-            match frame:
-                case Stop():
-                    return False
-                case Resume():
-                    self._logs[frame.seq] = (_values(frame.pieces), _values(frame.tokens))
-                case Offline():
-                    self._offline[frame.seq] = frame.yields_s
-                case Quiet():
-                    self._quiet.add(frame.seq)
-                case ReceivedBatch():
-                    self._received += len(frame.items)
-                    begin(self._tag, frame.seq, frame.traces)
-                    self._prepare(frame.seq, frame.items, frame.dropped)
+            if not isinstance(frame, ReceivedBatch):
+                return False
+            self._prepare(*frame)
 
-    def _prepare(self, seq: int, items: list[Any], dropped: set[int]) -> None:
+    def _prepare(self, batch: RunBatch, dropped: set[int]) -> None:
         """Let a job wait for room; end it if its input is bad or too large."""
-        deltas, tokens = self._logs.pop(seq, ([], []))
-        yield_s = self._offline.pop(seq, None)
-        quiet = seq in self._quiet
-        self._quiet.discard(seq)
-        state = self._executor.read(items, dropped, seq)
+        seq = batch.seq
+        self._received += len(batch.rows)
+        begin(self._tag, seq, batch.traces)
+        state = self._executor.read(batch.rows, dropped, seq)
         if not state.readable:
             self._send_outcome(seq, state.outcomes[0], state.times)
             return
@@ -229,10 +203,11 @@ class ContinuousExecutor:
             return
         state.times.preprocess = (clock() - started) * 1000
         request = Request(seq, self._received, read[0], prepared, cost, dropped, state.times)
-        request.deltas, request.tokens = deltas, tokens
-        request.quiet = quiet
-        if yield_s is not None:
-            request.offline, request.yields_until = True, clock() + yield_s
+        if (joins := batch.joins) is not None:
+            request.deltas, request.tokens = _values(joins.pieces), _values(joins.tokens)
+            request.quiet = joins.quiet
+            if joins.yields_s is not None:
+                request.offline, request.yields_until = True, clock() + joins.yields_s
         self._waiting.add(request)
 
     def _prepared(self, read: Input) -> tuple[Any, int]:
@@ -489,7 +464,6 @@ class ContinuousExecutor:
         os._exit(SOFTWARE_ERROR_STATUS)
 
     def _state(self) -> tuple[int, int, int]:
-        """Return how many requests run, what they take of the budget, and the budget."""
         used = sum(self._likely(request) for request in self._running.values())
         return len(self._running), int(used), int(self._whole)
 

@@ -56,7 +56,6 @@ class OfflineLimit:
 
     @property
     def _short_s(self) -> float:
-        """The time of a step that is short enough."""
         return max(SHORT_S, STEP_SHARE * self._first_s)
 
     @property

@@ -44,8 +44,7 @@ from workers.threads import SOFTWARE_ERROR_STATUS
 logger = logging.getLogger("headrace.model")
 
 Prepare = Callable[[list[Input]], Any]
-#: A file descriptor is sent with a byte.
-_BYTE: Final = 1
+_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class LoadFailed(Exception):
@@ -160,7 +159,8 @@ class PreprocessProcess:
 
     def _receive_buffer(self, number: int) -> None:
         if number == len(self.buffers):
-            _, received, _, _ = socket.recv_fds(self.files, _BYTE, 1)
+            # A file descriptor is sent with a byte.
+            _, received, _, _ = socket.recv_fds(self.files, 1, 1)
             self.buffers.append(received[0])
 
     def _receive(self) -> Prepared | Raised | Ready | NotLoaded:
@@ -176,9 +176,6 @@ class PreprocessProcess:
             except (EOFError, OSError):
                 status = self.process.wait()
                 raise PreprocessDied(f"a preprocess process ended with {status}") from None
-
-
-_THREADS: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 class PreprocessPool:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, Protocol, runtime_checkable
 
 import msgspec
@@ -169,18 +167,6 @@ class SendsPieces(Protocol):
 
     def send_pieces_to(self, send: SendPiece | None) -> None:
         """Set what takes pieces from now on; None to drop them."""
-
-
-@contextmanager
-def sending(handler: Any, sender: PieceSender, seq: int, ids: Sequence[str]) -> Iterator[None]:
-    """Pass on what a `SendsPieces` sends while it runs these jobs of a batch."""
-    sender.begin(seq, ids)
-
-    handler.send_pieces_to(partial(sender.send, seq))
-    try:
-        yield
-    finally:
-        handler.send_pieces_to(None)
 
 
 class ItemPieces:

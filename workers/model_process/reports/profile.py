@@ -186,10 +186,6 @@ class _Counting:
 
     Where verbs overlap, a batch may end whose inference was before the trace. Of a generator it
     counts the steps.
-
-    Attributes:
-        ended: how many have ended.
-        open_steps: how many steps run.
     """
 
     def __init__(self, inner: SpanOf, ended: Callable[[int], None]) -> None:

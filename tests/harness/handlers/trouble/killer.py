@@ -11,6 +11,7 @@ that are forked by Python or by C code, whose pids are the result.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -63,7 +64,9 @@ class Killer(Handler):
         if what == "host":
             doomed = [int(pid) for pid in self.host.read_text().split()]
         for pid in doomed:
-            os.kill(pid, signal.SIGKILL)
+            # The list may be older than the end of one of them.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         if doomed:
             time.sleep(600)  # the kernel ends this process with its worker
         if what == "self":

@@ -65,8 +65,9 @@ class Desk:
     def __post_init__(self) -> None:
         self.publisher = EventPublisher(
             "cpu0@test", event_channel(0), lambda n: take_ticks(self.clock, n),
-            lambda: self.dispatcher, [self.model], 100,
+            lambda: self.dispatcher, 100,
         )  # fmt: skip
+        self.publisher.serve(self.model)
 
     def claim(self, *ids: str, value: bytes = b'{"a": 1}', **job: Any) -> list[LeasedJob]:
         now = time.monotonic()
@@ -79,7 +80,7 @@ class Desk:
             )  # fmt: skip
             for name, given in job.items():
                 setattr(claimed, name, given)
-            self.model._held[job_id] = claimed
+            self.model.held[job_id] = claimed
             jobs.append(claimed)
         return jobs
 

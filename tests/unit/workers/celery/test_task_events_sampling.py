@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from headrace.observability.worker_report import UNTOLD, ModelStats
-from workers.celery.task_events import BURST_S, EventSampler, TokenBucket
+from workers.celery.task_events import BURST_S, EventSampler
 from workers.jobs.leased_job import LeasedJob
+from workers.observability.failure_log import TokenBucket
 
 
 def jobs(count: int, attempts: int = 1) -> list[LeasedJob]:
@@ -23,7 +24,7 @@ def sampler(mode: bool | str, per_s: float = 1.0) -> EventSampler:
 
 
 def test_a_bucket_gives_its_rate_after_its_burst() -> None:
-    bucket, at = TokenBucket(5), 1000.0
+    bucket, at = TokenBucket(5, 5 * BURST_S), 1000.0
     assert bucket.take(10_000, at) == 5 * BURST_S
     assert bucket.take(1, at) == 0
     assert bucket.take(10, at + 1) == 5

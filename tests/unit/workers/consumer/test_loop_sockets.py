@@ -24,11 +24,12 @@ def consumer() -> Iterator[Consumer]:
     """Without models, and with leases that have just lost their connection."""
     settings = Settings(redis_url="redis://nowhere")
     away: Any = SimpleNamespace(connected=False, owner="w", socket=lambda: None, settings=settings)
-    nobody: Any = SimpleNamespace()
+    nobody: Any = SimpleNamespace(generation=0)
     made = Consumer(
         models=[], leases=away, notifications=away, observer=nobody, report=nobody,
         orphan_guard=nobody, transfer=nobody, dispatcher=Dispatcher([]), notifier=nobody,
         build=nobody, placement=nobody, registry=nobody, profiles=nobody,
+        registered=[],
     )  # fmt: skip
     yield made
     made._selector.close()

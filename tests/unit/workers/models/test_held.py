@@ -15,8 +15,7 @@ from workers.jobs.leased_job import NEVER, Batch, LeasedJob
 from workers.model_process.executor import CANCELLED
 from workers.models.held import Deadlines
 from workers.models.served_model import ServedModel
-from workers.models.settling import BatchResult
-from workers.protocol.frames import Phase
+from workers.protocol.frames import Done, Phase
 from workers.replicas.replica import Replica
 
 
@@ -114,13 +113,13 @@ def test_without_an_estimate_every_timeout_is_tried() -> None:
 
 def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> None:
     model = model_with(("a", 0.3), ("b", 9), ("c", 0.31), ("d", 0.01))
-    model._deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
+    model.deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
     batch = model.next_batch(100)
     assert batch is not None
     assert [job.id for job in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
-    ended = model._deadlines.take_ended()
+    ended = model.deadlines.take_ended()
     messages = [str(end.value) for end in ended]
     assert [(end.id, end.state) for end in ended] == [("a", "x"), ("d", "x")]
     assert "its timeout of 0.2 s" in messages[1]
@@ -128,10 +127,10 @@ def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> No
 
 def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
     model = model_with(("a", 0.3), ("b", 0.3))
-    model._deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
+    model.deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
     assert model.next_batch(100) is None
     assert model.unfinished, "a worker that drains must not end before Redis knows"
-    assert [end.id for end in model._deadlines.take_ended()] == ["a", "b"]
+    assert [end.id for end in model.deadlines.take_ended()] == ["a", "b"]
     assert not model.unfinished
 
 
@@ -144,7 +143,7 @@ def test_only_a_job_whose_process_was_killed_says_so() -> None:
     model.replicas[0].continuous = True
     assert model.let_leave(model.replicas[0], batch, 101)
     batch.jobs[0].used = "0"
-    (left,), _ = model.batch_done(batch, BatchResult([CANCELLED], [0.0] * 4, 0, 0), 102)
+    (left,), _ = model.batch_done(batch, Done(1, [CANCELLED], [0.0] * 4), 102)
     assert "its timeout of 0.3 s; it was stopped, and other jobs run on" in str(left.value)
     assert left.used == "0", "it has returned its tokens"
 

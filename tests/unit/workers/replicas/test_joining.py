@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.jobs.message import Message
 from workers.jobs.leased_job import NEVER, Batch, LeasedJob
-from workers.protocol.frames import Offline, Phase, Quiet, RunBatch
+from workers.protocol.frames import Joins, Phase, RunBatch
 from workers.replicas.replica import Replica
 
 
@@ -12,10 +12,14 @@ class Frames:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
-        self.sent: list[object] = []
+        self.sent: list[RunBatch] = []
 
-    def send(self, frame: object) -> None:
+    def send(self, frame: RunBatch) -> None:
         self.sent.append(frame)
+
+
+def joins(frames: Frames) -> list[Joins | None]:
+    return [frame.joins for frame in frames.sent]
 
 
 def replica(online: int, offline: int) -> tuple[Replica, Frames]:
@@ -48,10 +52,7 @@ def test_the_process_is_told_which_jobs_are_offline_and_how_long_they_yield() ->
     found, frames = replica(4, 4)
     found.run(batch(1))
     found.run(batch(2, step=9))
-    _, told, sent = frames.sent
-    assert told == Offline(2, 600.0)
-    assert isinstance(sent, RunBatch)
-    assert sent.seq == 2
+    assert joins(frames) == [Joins([], [], None, False), Joins([], [], 600.0, False)]
 
 
 def test_the_process_is_told_which_jobs_have_no_log() -> None:
@@ -61,10 +62,7 @@ def test_the_process_is_told_which_jobs_have_no_log() -> None:
         "job1", "m", b"1", None, None, None, False, None, 0, "job1", None, None, quiet=True
     )
     found.run(one)
-    told, sent = frames.sent
-    assert told == Quiet(1)
-    assert isinstance(sent, RunBatch)
-    assert sent.seq == 1
+    assert joins(frames) == [Joins([], [], None, True)]
 
 
 def test_the_clock_of_a_timeout_stands_still_while_a_job_waits() -> None:

@@ -26,7 +26,7 @@ from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.generation.continuous import ContinuousExecutor
 from workers.model_process.outcomes import Outcome
-from workers.protocol.frames import Done, Pieces, Stop
+from workers.protocol.frames import Done, Pieces, RunBatch, Stop
 
 CONFIG = "continuousBatching: true\n"
 #: Each request says how it goes on: the word of its criterion after each of its calls.
@@ -87,7 +87,7 @@ class Frames:
         raw, kind, details = sent
         row = [f"job-{seq}", raw, kind, float("inf"), details]
         dropped = self.dropped.setdefault(seq, set())
-        self._waiting.append(ReceivedBatch(seq, [row], None, dropped))
+        self._waiting.append(ReceivedBatch(RunBatch(seq, [row]), dropped))
 
     def get(self, block: bool = True) -> Any:
         if self._waiting:

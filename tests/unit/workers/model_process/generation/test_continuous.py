@@ -22,7 +22,7 @@ from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import CANCELLED, BatchExecutor
 from workers.model_process.generation import continuous, offline_limit
 from workers.model_process.generation.continuous import ContinuousExecutor
-from workers.protocol.frames import Done, Offline, Pieces, Quiet, Room, Stop, TokenFigures, Waits
+from workers.protocol.frames import Done, Joins, Pieces, Room, RunBatch, Stop, TokenFigures, Waits
 
 F = TypeVar("F")
 
@@ -119,12 +119,9 @@ class Script:
         quiet: bool = False,
     ) -> None:
         dropped: set[int] = set()
-        if offline is not None:
-            self.frames.append((at, Offline(seq, offline)))
-        if quiet:
-            self.frames.append((at, Quiet(seq)))
         row = (f"job{seq}", json.dumps(value).encode())
-        self.frames.append((at, ReceivedBatch(seq, [row], None, dropped)))
+        batch = RunBatch(seq, [row], joins=Joins([], [], offline, quiet))
+        self.frames.append((at, ReceivedBatch(batch, dropped)))
         if drop_at is not None:
             self.drops.append((drop_at, dropped))
 
@@ -360,7 +357,7 @@ def test_a_request_that_ends_before_it_has_joined_has_used_no_tokens() -> None:
 
     script = Script(Picky(slots=1, memory=10))
     script.job(0, {"words": 3})
-    script.frames.append((0, ReceivedBatch(1, [("job1", b"{")], None, set())))
+    script.frames.append((0, ReceivedBatch(RunBatch(1, [("job1", b"{")]), set())))
     script.job(2, {"words": 1, "bad": True})
     script.job(3, {"words": 1, "refused": True})
     script.job(4, {"words": 8})

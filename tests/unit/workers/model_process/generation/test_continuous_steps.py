@@ -17,7 +17,7 @@ from headrace.handler import Context
 from workers.model_process.batch_state import ReceivedBatch
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.generation.continuous import ContinuousExecutor
-from workers.protocol.frames import Done, Pieces, Stop
+from workers.protocol.frames import Done, Pieces, RunBatch, Stop
 
 LONG = 8
 #: How many steps may run after the one that has read the prompt of a request, until it has a token.
@@ -61,9 +61,8 @@ class Script:
     def job(self, seq: int, name: str, asked: Any, at: int = 0) -> set[int]:
         """Let a job come before a step; return the set of its dropped places."""
         dropped: set[int] = set()
-        self.frames.append(
-            (at, ReceivedBatch(seq, [(name, json.dumps(asked).encode())], None, dropped))
-        )
+        batch = RunBatch(seq, [(name, json.dumps(asked).encode())])
+        self.frames.append((at, ReceivedBatch(batch, dropped)))
         return dropped
 
     def get(self, block: bool = True) -> Any:

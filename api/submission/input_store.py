@@ -92,7 +92,7 @@ class InputStore:
     @property
     def together(self) -> bool:
         """Whether the store writes the inputs of several jobs best in a single call."""
-        return self._stores.together
+        return self._stores.default.together
 
     async def keep_all(
         self, several: Sequence[tuple[ValidatedRequest, Payload]]
@@ -104,7 +104,8 @@ class InputStore:
         bodies = [payload.body for payload in payloads]
         pairs = list(zip(entries, bodies, strict=True))
         try:
-            errors = await self._run(self._stores.put_all, pairs, moves=sum(map(len, bodies)))
+            put_all = self._stores.default.put_all
+            errors = await self._run(put_all, pairs, moves=sum(map(len, bodies)))
         except StoreUnavailable as error:
             return [error for _ in several]
         return [

@@ -108,7 +108,7 @@ class InputStore:
                 except HeadraceError as error:
                     return error
 
-        joined = [one.payload is not None and self._stores.together for one in requests]
+        joined = [one.payload is not None and self._stores.default.together for one in requests]
         apart = [one for one, is_joined in zip(requests, joined, strict=True) if not is_joined]
         others = iter(await asyncio.gather(*map(keep, apart)))
         written = iter(await self._keep_joined(list(compress(requests, joined))))
@@ -124,7 +124,7 @@ class InputStore:
         pairs = [(entry, payload.body) for entry, payload in new]
         moves = sum(len(body) for _, body in pairs)
         try:
-            errors = await self._run(self._stores.put_all, pairs, moves=moves)
+            errors = await self._run(self._stores.default.put_all, pairs, moves=moves)
         except StoreUnavailable as error:
             return [error for _ in new]
         return [

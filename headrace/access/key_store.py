@@ -69,14 +69,13 @@ class ApiKeyStore:
         expires_in_s: float = 0.0,
         acts: bool = False,
     ) -> tuple[ApiKey, str]:
-        """Create a key; `ApiKey` explains its limits.
+        """Create a key; return it as Redis has it, and its text, which cannot be read again.
+
+        `ApiKey` explains its limits.
 
         Args:
             expires_in_s: seconds until it expires; 0 for never.
             acts: it may act for other keys, as components of the deployment do.
-
-        Returns:
-            The key as Redis has it, and its text, which cannot be read again.
 
         Raises:
             ConfigError: the name or a limit is not valid, or no scope is given.

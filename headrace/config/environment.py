@@ -42,9 +42,8 @@ _SERVICE_URL: Final = re.compile(r"(tcp|udp|sctp)://\S+")
 
 def is_service_link(variable: str, value: str) -> bool:
     """Return whether Kubernetes, and not the operator, has set a variable, for a Service."""
-    if variable.endswith("_PORT") and _SERVICE_URL.fullmatch(value):
-        return True
-    return _SERVICE_LINK.fullmatch(variable) is not None
+    is_url = variable.endswith("_PORT") and _SERVICE_URL.fullmatch(value) is not None
+    return is_url or _SERVICE_LINK.fullmatch(variable) is not None
 
 
 #: Holds the user's values of `_REPLACED` as JSON; null for a variable that was not set.

@@ -45,13 +45,12 @@ _STEP: Final = re.compile(r"[^.\[\]]+|\[\.\.\.\]")
 
 
 def not_a_choice(error: msgspec.ValidationError, kind: Any) -> str:
-    """Return an error about a value that is not in an enumeration, with the values that are.
+    """Return such as `expected true, false or auto, got 'off'`, with the values of an enumeration.
+
+    It is "" if the error is about something else.
 
     Args:
         kind: the type of which the value should be.
-
-    Returns:
-        Such as `expected true, false or auto, got 'off'`; "" if the error is about something else.
     """
     found = _NOT_ONE.fullmatch(str(error))
     if found is None:

@@ -51,28 +51,26 @@ class Document:
         if self.root is None:
             self._found.append((0, f"{where}: {text}"))
             return
-        line = self._line(self.root, keys)
+        # A key that was merged by `<<` has no line; its mapping has one.
+        nodes = [self.root, *(name for name, _ in self._pairs(keys))]
+        line = nodes[-1].start_mark.line + 1
         self._found.append((line, f"{self.path}:{line}: {where}: {text}"))
 
     def text_at(self, keys: tuple[Key, ...]) -> str:
         """Return the text of the scalar at these keys; "" for other values."""
+        values = [value for _, value in self._pairs(keys)]
+        found = values[-1] if values and len(values) == len(keys) else None
+        return str(found.value) if isinstance(found, yaml.ScalarNode) else ""
+
+    def _pairs(self, keys: tuple[Key, ...]) -> Iterator[tuple[yaml.Node, yaml.Node]]:
+        """Yield each key on the way with its value, as far as the file has them."""
         node: yaml.Node | None = self.root
         for key in keys:
             pair = _pair(node, key)
-            node = pair[1] if pair else None
-        return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-
-    @staticmethod
-    def _line(root: yaml.MappingNode, keys: tuple[Key, ...]) -> int:
-        # A key that was merged by `<<` has no line; its mapping has one.
-        line = int(root.start_mark.line)
-        node: yaml.Node = root
-        for key in keys:
-            pair = _pair(node, key)
             if pair is None:
-                break
-            line, node = int(pair[0].start_mark.line), pair[1]
-        return line + 1
+                return
+            yield pair
+            node = pair[1]
 
 
 class KeyProblem(Exception):

@@ -79,14 +79,11 @@ def _hold(folder: Path) -> None:
 def prune(
     environments: Path, named: Iterable[Path], *, unused_s: float = UNUSED_KEEP_S
 ) -> list[str]:
-    """Remove environments that no process uses or has used for this long.
+    """Remove environments that no process uses or has used for this long; return their names.
 
     Args:
         named: the requirements.txt of each registered model; their environments are kept.
         unused_s: seconds since the last process that used it began.
-
-    Returns:
-        The names of the removed ones.
     """
     try:
         kept = {_key(file.read_bytes(), file.parent) for file in named}

@@ -135,11 +135,7 @@ class UnpackedModels:
             ) from error
 
     def prune(self, *, unused_s: float = UNUSED_KEEP_S) -> list[str]:
-        """Remove what no process uses or has used for this long, and the rests of killed processes.
-
-        Returns:
-            The removed models.
-        """
+        """Remove models that no process has used for this long, and rests; return the models."""
         removed = []
         with contextlib.suppress(FileNotFoundError):
             for path in sorted(self.folder.iterdir()):

@@ -43,28 +43,25 @@ def formatter(
 ) -> logging.Formatter:
     """Return the formatter of a process; without `allowed`, its lines may have any field."""
 
-    def constant(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    def add_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+        record = event["_record"]
+        event["logger"], event["_created"] = shown_logger(record.name), record.created
+        _add_context(event)
         for name, value in fields.items():
             event.setdefault(name, value)
         return event
 
-    chain: list[Processor] = [
-        structlog.stdlib.ExtraAdder(allow=allowed),
-        _logger,
-        structlog.stdlib.add_log_level,
-        _context,
-        constant,
-    ]
+    adder = structlog.stdlib.ExtraAdder(allow=allowed)
     last: list[Processor] = [_in_order, _for_people]
     if shape == JSON:
         last = [structlog.processors.TimeStamper(fmt="iso", utc=True), _in_order, _json]
     elif shape in (of_extensions := parts("logs", LogsPart)):
         line = of_extensions[shape].line
         last = [_in_order, lambda _, __, event: line(event)]
-    first = [_keep_time, structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=chain,
-        processors=[*first, structlog.processors.format_exc_info, *last],
+        foreign_pre_chain=[adder, structlog.stdlib.add_log_level, add_fields],
+        processors=[remove, structlog.processors.format_exc_info, *last],
         keep_exc_info=False,
     )
 
@@ -89,12 +86,7 @@ def shown_logger(name: str) -> str:
     return f"{package}.{inner[0]}" if inner and package in OWN_PACKAGES else name
 
 
-def _logger(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    event["logger"] = shown_logger(event["_record"].name)
-    return event
-
-
-def _context(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+def _add_context(event: EventDict) -> None:
     for name, value in (LINE_FIELDS.get() or {}).items():
         event.setdefault(name, value)
     if "job" not in event and "jobs" not in event:
@@ -103,12 +95,6 @@ def _context(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         trace = Trace(parent)
         event.setdefault("trace_id", trace.trace_id)
         event.setdefault("span_id", trace.span_id)
-    return event
-
-
-def _keep_time(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    event["_created"] = event["_record"].created
-    return event
 
 
 def _in_order(_: WrappedLogger, __: str, event: EventDict) -> EventDict:

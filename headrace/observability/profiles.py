@@ -1,8 +1,7 @@
 """Profiles of model processes in Redis: requests of the API, and what the workers answer.
 
-A worker reads each second if a profile was requested, with the registry's revision
-(`READ_CHANGES`).
-The newest `KEPT` profiles are kept for `TTL_S` seconds, each with at most 8 MiB of files.
+A worker reads each second if a profile was requested, with the registry's revision. The newest
+`KEPT` profiles are kept for `TTL_S` seconds, each with at most 8 MiB of files.
 """
 
 from __future__ import annotations

@@ -36,10 +36,8 @@ def running_versions() -> dict[str, str]:
     """Return the versions of Headrace, Python and the installed packages."""
     found = {"headrace": __version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -296,7 +296,7 @@ class PayloadStores:
     ) -> None:
         self.index = index
         self._stores = {store.name: store for store in stores}
-        self._default = self._stores[default]
+        self.default = self._stores[default]
         self.client = client
 
     def check(self) -> None:
@@ -306,30 +306,21 @@ class PayloadStores:
             ConfigError: they cannot, because a setting is wrong.
         """
         try:
-            self._default.check()
+            self.default.check()
         except ConfigError:
             raise
         except HeadraceError as error:
-            logger.warning("payload store %s: %s", self._default.name, error.message)
+            logger.warning("payload store %s: %s", self.default.name, error.message)
 
     def new_entry(self, job_id: str, model: str, kind: str, owner: str = "") -> PayloadEntry:
         """Return an entry for a new payload; see `PayloadEntry`."""
-        return new_entry(self._default.name, job_id, model, kind, owner)
+        return new_entry(self.default.name, job_id, model, kind, owner)
 
     def put(
         self, entry: PayloadEntry, body: bytes, *, bounded: bool = True, spare: bool = False
     ) -> None:
         """Write a new payload; see `PayloadStore.put`."""
         self._stores[entry.store].put(entry, body, bounded=bounded, spare=spare)
-
-    @property
-    def together(self) -> bool:
-        """Return whether several new payloads are written in one round trip."""
-        return self._default.together
-
-    def put_all(self, payloads: Sequence[tuple[PayloadEntry, bytes]]) -> list[HeadraceError | None]:
-        """Write several new payloads; see `PayloadStore.put_all`."""
-        return self._default.put_all(payloads)
 
     def of(self, ref: str) -> PayloadStore:
         """Return the store of a reference.

@@ -29,13 +29,10 @@ _PRIVATE_MODE: Final = 0o600
 
 @contextmanager
 def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Iterator[int]:
-    """Create the directory if needed, and hold its lock.
+    """Create the directory if needed; hold its lock, and yield it for child processes.
 
     Args:
         leftover_timeout_s: how long to wait for the server of a killed instance.
-
-    Yields:
-        The lock's file descriptor, for child processes that must hold it too.
 
     Raises:
         ConfigError: another instance uses the directory, or it cannot be written.

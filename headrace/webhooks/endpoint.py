@@ -14,6 +14,7 @@ from headrace.jobs.options import WEBHOOK_URL_MAX_CHARS, JobOptions
 from headrace.webhooks.allowed_addresses import Address, Network, may_reach, plain, read_networks
 
 _PORTS: Final = {"http": 80, "https": 443}
+_ABSOLUTE: Final = "Give an absolute URL, such as https://example.com/hook."
 #: The characters of a URL, without those that parsers treat differently.
 _CHARS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?\.?")
@@ -138,7 +139,5 @@ def shown(url: str) -> str:
     return before + (f"{mark}…" if mark else "")
 
 
-def _wrong(what: str, hint: str = "Give an absolute URL, such as https://example.com/hook.") -> (
-    InvalidRequest
-):  # fmt: skip
+def _wrong(what: str, hint: str = _ABSOLUTE) -> InvalidRequest:
     return InvalidRequest(f"webhook: {what}", hint=hint)

@@ -176,9 +176,10 @@ def _resolved(section: Section, folder: Path) -> Section:
     if schema is not None:
         schema = _plain(schema, where)
         if not _KEYWORDS & schema.keys():
-            raise KeyProblem(
-                where, "it has no keyword of JSON Schema, such as type; use `fields` for names of "
-                "fields")  # fmt: skip
+            text = (
+                "it has no keyword of JSON Schema, such as type; use `fields` for names of fields"
+            )
+            raise KeyProblem(where, text)
     example = section.example
     if example is not UNSET:
         example = _plain(example, ("example",))

@@ -374,8 +374,8 @@ def _read_model(
 ) -> ModelConfig | None:
     """Return a model; None after a mistake, which is reported."""
     before = len(document.problems)
-    if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-        document.report(("models", name), _name_problem(name))
+    if problem := _name_problem(name, "model"):
+        document.report(("models", name), problem)
     values = read_options(document, ("models", name), ModelOptions, base_dir)
     section = document.data["models"][name]
     if isinstance(section, dict):
@@ -399,8 +399,8 @@ def _pipelines(document: Document, models: Mapping[Any, Any]) -> dict[str, Pipel
         return {}
     found = {}
     for name in sections:
-        if not isinstance(name, str) or not _MODEL_NAME.fullmatch(name):
-            document.report(("pipelines", name), _name_problem(name, "pipeline"))
+        if problem := _name_problem(name, "pipeline"):
+            document.report(("pipelines", name), problem)
         elif name in models:
             document.report(("pipelines", name), "a model has this name; choose another")
         pipeline = _pipeline(document, name, models)
@@ -472,7 +472,9 @@ def model_of(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfi
     return msgspec.structs.replace(model, weights=str(weights))
 
 
-def _name_problem(name: object, what: str = "model") -> str:
+def _name_problem(name: object, what: str) -> str:
     if not isinstance(name, str):
         return f"a {what}'s name must be text; write {shown(name)} in quotes"
+    if _MODEL_NAME.fullmatch(name):
+        return ""
     return f"a {what}'s name has 1 to 64 of A-Z a-z 0-9 _ . - and does not begin with . or -"

@@ -247,9 +247,8 @@ def _check_used(stages: Mapping[str, Stage], result: tuple[str, ...]) -> None:
             todo += stages[name].sources
     for name in stages:
         if name not in used:
-            raise KeyProblem(
-                ("stages", name), "its result is unused; add it to `result`, or to the "
-                          "`from` of a stage")  # fmt: skip
+            text = "its result is unused; add it to `result`, or to the `from` of a stage"
+            raise KeyProblem(("stages", name), text)
 
 
 class Pipeline:

@@ -136,11 +136,7 @@ class ChildProcess:
         return self.process.stdout.fileno()
 
     def read_output(self) -> bytes | None:
-        """Read up to 64 KiB of the output.
-
-        Returns:
-            None if there is no output now; `b""` if there will be no more.
-        """
+        """Return up to 64 KiB of the output; None if nothing is there now, `b""` at its end."""
         try:
             data = os.read(self.output_fd, _READ_BYTES)
         except BlockingIOError:

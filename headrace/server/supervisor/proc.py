@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -49,26 +50,18 @@ def children_of(parent: int) -> list[int]:
 
 def kill_group(group: int, signum: signal.Signals) -> None:
     """Send a signal to a process group, if it still exists."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signum)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def kill(pid: int, signum: signal.Signals) -> None:
     """Send a signal to a process, if it still exists."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def kill_orphans(known: set[int]) -> bool:
-    """Kill and reap the children of this process that are not `known`.
-
-    Returns:
-        Whether any of them still exists.
-    """
+    """Kill and reap the children of this process that are not `known`; return if any is left."""
     left = False
     for pid in children_of(os.getpid()):
         if pid in known:
@@ -85,13 +78,11 @@ def kill_orphans(known: set[int]) -> bool:
 def reap_orphans(known: set[int]) -> None:
     """Collect children of this process that have ended and are not `known`, if there are any."""
     options = os.WEXITED | os.WNOHANG
-    try:
+    with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, options | os.WNOWAIT)) is not None:
             if ended.si_pid in known:
                 return
             os.waitid(os.P_PID, ended.si_pid, options)
-    except ChildProcessError:
-        return
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -42,7 +42,7 @@ def running(server: RedisServer, settings: Settings | None = None) -> Iterator[P
 
 def check_written(server: RedisServer, stores: PayloadStores) -> None:
     fresh = entries(stores, len(BODIES))
-    found = stores.put_all(list(zip(fresh, BODIES, strict=True)))
+    found = stores.default.put_all(list(zip(fresh, BODIES, strict=True)))
     assert found == [None, None, None]
     assert [stores.of(entry.ref).get(entry.ref) for entry in fresh] == list(BODIES)
     with server.client() as client:
@@ -72,7 +72,7 @@ def test_each_that_has_no_room_hears_so_and_the_others_are_there(redis_db: Redis
     with running(redis_db, Settings(max_payload_memory_bytes=100_000)) as stores:
         bodies = [b"1" * 60_000, b"2" * 60_000, b"3" * 100_001, b"4" * 40_000, b""]
         fresh = entries(stores, len(bodies))
-        found = stores.put_all(list(zip(fresh, bodies, strict=True)))
+        found = stores.default.put_all(list(zip(fresh, bodies, strict=True)))
         kinds = [type(error) for error in found]
         assert kinds == [type(None), StoreFull, PayloadTooLarge, type(None), type(None)]
         with redis_db.client() as client:
@@ -99,7 +99,7 @@ def test_connections_that_were_cut_meanwhile(redis_db: RedisServer) -> None:
 def test_a_redis_that_is_away_is_said_of_each() -> None:
     with redis_server("valkey9") as server, running(server) as stores:
         server.stop()
-        found = stores.put_all([(entry, b"x") for entry in entries(stores, 3)])
+        found = stores.default.put_all([(entry, b"x") for entry in entries(stores, 3)])
         assert [type(error) for error in found] == [BrokerUnavailable] * 3
         server.start()
 

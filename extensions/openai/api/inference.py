@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
 
 from api.http.bodies import read_body, require_json
-from api.http.messages import (
-    NO_STORE,
-    HangUp,
-    Reply,
-    Request,
-    StreamingReply,
-    Write,
-)
+from api.http.messages import NO_STORE, HangUp, Reply, Request, StreamingReply, Write
 from api.routes.event_stream import (
     EVENT_STREAM,
     HEARTBEAT,
@@ -62,9 +54,7 @@ from extensions.openai.schema.requests import (
     OpenAIRequest,
     read_request,
 )
-from headrace.errors import (
-    HeadraceError,
-)
+from headrace.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.following.piece_log import Missing, Pieces, Place, Restarted
@@ -101,18 +91,15 @@ async def _create(
         ended = await jobs.wait()
         results = [await result_of(services, job) for job in ended]
         created = ended[0].created_us // US_PER_S
-        make = partial(_answer_body, asked, jobs.answer_id, created, results)
+
+        def body_of() -> bytes:
+            return msgspec.json.encode(answer(asked, jobs.answer_id, created, results))
+
         # Thousands of vectors take longer than other requests should wait.
-        body = make() if jobs.count <= PORTION else await asyncio.to_thread(make)
+        body = body_of() if jobs.count <= PORTION else await asyncio.to_thread(body_of)
         return Reply(200, body, headers=(NO_STORE, jobs.request_id))
     except HeadraceError as error:
         return jobs.failed(error)
-
-
-def _answer_body(
-    asked: OpenAIRequest, answer_id: str, created: int, results: Sequence[bytes]
-) -> bytes:
-    return msgspec.json.encode(answer(asked, answer_id, created, results))
 
 
 async def _start_stream(

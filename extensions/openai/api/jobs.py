@@ -31,7 +31,6 @@ from extensions.openai.schema.requests import OpenAIRequest
 from headrace.errors import (
     BrokerError,
     BrokerUnavailable,
-    HandlerError,
     HeadraceError,
     InvalidInput,
     ModelNotLoaded,
@@ -287,17 +286,3 @@ async def first_events(
     if not events:
         await check_loadable(services, job)
     return events
-
-
-def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:
-    """Return pieces of a text as one text.
-
-    Raises:
-        HandlerError: a piece is no text.
-    """
-    try:
-        return "".join(msgspec.json.decode(piece, type=str) for piece in pieces)
-    except msgspec.MsgspecError:
-        raise HandlerError(
-            f"model {model} streams pieces that are no text; this endpoint needs text"
-        ) from None

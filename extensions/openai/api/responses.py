@@ -36,15 +36,13 @@ from extensions.openai.api.jobs import (
     job_requests,
     restarted,
     result_of,
-    text_of,
 )
-from extensions.openai.schema.answers import Generation, read_generation
+from extensions.openai.schema.answers import Generation, read_generation, read_part
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.requests import read_request
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
     TAIL_EVENTS,
-    Echo,
     Response,
     ResponseDeleted,
     ResponseEvents,
@@ -81,17 +79,15 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
     asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
     jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
     try:
+        waits = not (asked.stream or asked.background)
+        (job,) = await (jobs.wait() if waits else jobs.submit())
         if asked.stream:
-            (job,) = await jobs.submit()
             try:
                 return await _start_stream(services, request, job, None, jobs)
             except TooManyStreams:
                 await jobs.cancel()
                 raise
-        if asked.background:
-            (job,) = await jobs.submit()
-        else:
-            (job,) = await jobs.wait()
+        if waits:
             await _generation(services, job)
         reply = json_reply(await _response(services, job))
         if asked.store is False:
@@ -175,16 +171,11 @@ async def _response(services: Services, job: Job) -> Response:
 
 async def _outcome(services: Services, job: Job) -> tuple[Response, Generation | None]:
     """Return a response, and its text; one whose result is no text has failed."""
-    found = None
     try:
         found = await _generation(services, job)
     except InvalidParameter as error:
-        return response_of(job, *_echo(job), None, error.message), None
-    return response_of(job, *_echo(job), found), found
-
-
-def _echo(job: Job) -> tuple[Echo, dict[str, Any]]:
-    return echo_of(job) or (Echo(model=job.model), {})
+        return response_of(job, None, error.message), None
+    return response_of(job, found), found
 
 
 async def _start_stream(
@@ -199,8 +190,10 @@ async def _start_stream(
     if job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
         last_piece = max(0, last_piece - TAIL_EVENTS)
-    cancelled = jobs is not None and not _echo(job)[0].background
-    writer = _ResponseWriter(services, job, after, checks_load=cancelled)
+    response = response_of(job)
+    # Nothing else reads it, so it ends with its stream.
+    attended = jobs is not None and not response.background
+    writer = _ResponseWriter(services, job, after, checks_load=attended)
     pieces = pieces_of(services, job, Place(last_piece))
     stream = EventStream(services, request, pieces, writer)
     take_stream(services, request)
@@ -208,11 +201,11 @@ async def _start_stream(
     async def close() -> None:
         await stream.close()
         services.stream_limit.leave(request.caller.key_id)
-        if jobs is not None and cancelled and not writer.ended:
+        if jobs is not None and attended and not writer.ended:
             await jobs.cancel()
 
     try:
-        if cancelled:
+        if attended:
             await _check_first(services, await first_events(services, stream, job))
     except BaseException:
         await close()
@@ -224,7 +217,7 @@ async def _start_stream(
                 await stream.run(write)
             except HeadraceError as error:
                 await put(write, writer.error(error))
-            if writer.ended and not _echo(job)[0].store:
+            if writer.ended and not response.store:
                 await _forget(services, request, job.id)
         finally:
             await close()
@@ -268,8 +261,7 @@ class _ResponseWriter:
         self._after = -1 if after is None else after
         self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
-        head = response_of(job, *_echo(job), None)
-        self.head = self._text(self._events.head(head)) or HEARTBEAT
+        self.head = self._text(self._events.head(response_of(job))) or HEARTBEAT
         self._sent = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
@@ -285,7 +277,7 @@ class _ResponseWriter:
                 case Pieces(Place(last), pieces):
                     known = _pieces_before(self._after)
                     fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
-                    text = text_of(fresh, self._job.model)
+                    text = read_part(fresh, self._job.model).text
                     self._last = last
                     if text and not self._gap:
                         self._sent += len(text)

@@ -122,7 +122,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a response repeats of its request."""
+    """What a response repeats of its request; the response has the same fields."""
 
     model: str
     background: bool = False
@@ -263,17 +263,14 @@ def echo_of(job: Job) -> tuple[Echo, dict[str, Any]] | None:
         return None
 
 
-def response_of(
-    job: Job, echo: Echo, metadata: dict[str, Any], found: Generation | None, wrong: str = ""
-) -> Response:
+def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> Response:
     """Return a job as a response.
 
     Args:
-        echo: what it repeats of the request.
-        metadata: the client's.
         found: its result; None unless it has succeeded.
         wrong: why its result is no text.
     """
+    echo, metadata = echo_of(job) or (Echo(model=job.model), {})
     error = ResponseError("invalid_prompt", wrong) if wrong else None
     status: Status = _RUNNING.get(job.state, "failed")
     if job.cancel_requested and not job.state.final:
@@ -289,18 +286,10 @@ def response_of(
         created_at=job.created_us // US_PER_S,
         completed_at=job.ended_us // US_PER_S if status == "completed" else None,
         status=status,
-        background=echo.background,
         error=error,
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
-        instructions=echo.instructions,
-        max_output_tokens=echo.max_output_tokens,
         metadata=metadata,
-        model=echo.model,
         output=[] if found is None else [message_of(job.id, found)],
-        service_tier=echo.service_tier,
-        store=echo.store,
-        temperature=echo.temperature,
-        top_p=echo.top_p,
         usage=None
         if usage is None
         else ResponseUsage(
@@ -308,7 +297,7 @@ def response_of(
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
-        user=echo.user,
+        **msgspec.structs.asdict(echo),
     )
 
 

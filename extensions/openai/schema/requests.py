@@ -43,6 +43,8 @@ Tokens = Annotated[list[_Token], Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
 _Likeliest = Annotated[int, Meta(ge=0, le=20)]
 _Stop = Annotated[str, Meta(max_length=STOP_MAX_CHARS)]
 
@@ -134,8 +136,8 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """What a chat and a completion have in common."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None,
         Meta(description="How many answers to make; each is a job."),
@@ -188,7 +190,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
     @override
     def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
-        common = {
+        shared = {
             "max_tokens": self.new_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -197,8 +199,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "ignore_eos": self.ignore_eos,
             "logprobs": self.likeliest,
         }
-        given = {name: value for name, value in common.items() if value is not None}
-        return RequestInputs(self.prompts(), given, self.choices, self.seed)
+        return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
     @override
     def check(self) -> None:

@@ -15,7 +15,14 @@ from typing_extensions import override
 from extensions.openai.schema.answers import Generation
 from extensions.openai.schema.errors import BAD_INPUT, ErrorDetail
 from extensions.openai.schema.inputs import RequestInputs
-from extensions.openai.schema.requests import HINTS, Counted, OpenAIRequest, plain_role
+from extensions.openai.schema.requests import (
+    HINTS,
+    Counted,
+    OpenAIRequest,
+    Temperature,
+    TopP,
+    plain_role,
+)
 from headrace.errors import InvalidParameter
 from headrace.jobs.job import Count, Job, State, error_of
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -73,8 +80,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         None
     )
     max_output_tokens: Counted | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     background: Annotated[
@@ -93,18 +100,18 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
     @override
     def inputs(self) -> RequestInputs:
-        messages = [] if self.instructions is None else [_message("system", self.instructions)]
-        if isinstance(self.input, str):
-            messages.append(_message("user", self.input))
-        else:
-            messages += [_read_item(place, item) for place, item in enumerate(self.input)]
-        given = {
+        items = self.input
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        messages = [_read_item(place, item) for place, item in enumerate(items)]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        shared = {
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        return RequestInputs([{"messages": messages, **given}])
+        return RequestInputs([{"messages": messages}], shared)
 
     @override
     def options(self) -> JobOptions:
@@ -305,9 +312,11 @@ def message_of(job_id: str, found: Generation | None) -> OutputMessage:
     """Return the message of a response; None for one that has not begun."""
     if found is None:
         return OutputMessage(id=_item_id(job_id), status="in_progress", content=[])
-    status: Literal["completed", "incomplete"]
-    status = "incomplete" if found.finish == "length" else "completed"
-    return OutputMessage(id=_item_id(job_id), status=status, content=[OutputText(text=found.text)])
+    return OutputMessage(
+        id=_item_id(job_id),
+        status="incomplete" if found.finish == "length" else "completed",
+        content=[OutputText(text=found.text)],
+    )
 
 
 class ResponseEvents:
@@ -370,10 +379,6 @@ def _item_id(job_id: str) -> str:
     return f"msg_{job_id.removeprefix(ResponseRequest.id_prefix)}"
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
 def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
     """Return an item of the input as a message.
 
@@ -402,4 +407,4 @@ def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParameter(
             f"input[{place}] has no {missing}", "input", hint="Give a role and a text as content."
         )
-    return plain_role(_message(role, content))
+    return plain_role({"role": role, "content": content})

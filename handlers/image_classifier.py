@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.image_modules import CroppedImageHandler
-from handlers.common.images import read_options
+from handlers.common.items import read_options
 from handlers.common.modules import CroppedImageOptions, load_names
 from handlers.common.vision import best_classes
 from headrace.handler import Context

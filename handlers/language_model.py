@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
-from handlers.common.images import read_options
+from handlers.common.items import read_options
 from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, whole
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt

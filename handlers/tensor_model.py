@@ -22,11 +22,11 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from handlers.common.images import read_options
+from handlers.common.items import ItemHandler
 from handlers.common.tensor_programs import Array, Program, load_program
 from headrace.config.model.options import Tensors, TensorSpec, TensorType
 from headrace.errors import ConfigError, HandlerError, InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 
 _NPY: Final = b"\x93NUMPY"
 #: Example inputs are not made larger than this.
@@ -47,11 +47,11 @@ class TensorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     results: Literal["lists", "base64"] = "lists"
 
 
-class TensorModel(Handler):
+class TensorModel(ItemHandler):
     """Runs the program in `weights`."""
 
-    overlap = True
     preprocess_per_item = True
+    options_kind = TensorOptions
     program: Program
     tensors: Tensors
     options: TensorOptions
@@ -68,7 +68,6 @@ class TensorModel(Handler):
         self._load(context, "cpu")
 
     def _load(self, context: Context, device: str) -> None:
-        self.options = read_options(context, TensorOptions)
         if context.weights is None:
             raise ConfigError(
                 f"model {context.model_name}: tensor_model needs a program",
@@ -91,8 +90,8 @@ class TensorModel(Handler):
         return example
 
     @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item_or_error(value) for value in inputs]
+    def item(self, data: Any) -> Item:
+        return read_item(data, self.tensors.inputs)
 
     @override
     def inference(self, items: Any) -> Any:
@@ -107,12 +106,6 @@ class TensorModel(Handler):
         names = [spec.name for spec in self.tensors.outputs]
         write = _as_list if self.options.results == "lists" else _as_base64
         return [dict(zip(names, map(write, row), strict=True)) for row in outputs]
-
-    def _item_or_error(self, value: Any) -> Any:
-        try:
-            return read_item(value, self.tensors.inputs)
-        except InputError as error:
-            return error.with_traceback(None)
 
     def _rows(self, items: Sequence[Item]) -> list[Item]:
         """Return the outputs of items with the same shapes, each as a row of every output."""

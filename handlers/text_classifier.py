@@ -26,13 +26,13 @@ from handlers.common.explanations import (
     text_attributions,
     text_gradients,
 )
-from handlers.common.images import read_options
-from handlers.common.modules import TextModuleOptions, load_module, load_names
+from handlers.common.items import read_options
+from handlers.common.modules import ModuleOptions, load_module, load_names
 from headrace.errors import HandlerError, InputError
 from headrace.handler import Context, Exportable, Handler
 
 
-class TextOptions(TextModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TextOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of `text_classifier`.
 
     Attributes:

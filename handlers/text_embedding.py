@@ -16,11 +16,11 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.images import read_options
+from handlers.common.items import ItemHandler
 from handlers.generation.inputs import is_far_too_long
 from handlers.language_model import model_folder
 from headrace.errors import InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 
 #: Decimals of a vector's numbers: as many as float32 has for numbers up to 1.
 _DECIMALS: Final = 7
@@ -52,10 +52,10 @@ class TextEmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     context: Annotated[int, Meta(ge=1)] | None = None
 
 
-class TextEmbedding(Handler):
+class TextEmbedding(ItemHandler):
     """Returns a vector of each text."""
 
-    overlap = True
+    options_kind = TextEmbeddingOptions
     options: TextEmbeddingOptions
 
     @override
@@ -79,7 +79,6 @@ class TextEmbedding(Handler):
         logging.disable_progress_bar()
         logging.set_verbosity_warning()
         super().initialize_preprocess(context)
-        self.options = read_options(context, TextEmbeddingOptions)
         self.folder = model_folder(context, self.options.folder)
         self.pooling = self.options.pooling
         if self.pooling == "auto":
@@ -93,10 +92,6 @@ class TextEmbedding(Handler):
     @override
     def example_input(self) -> str:
         return "Python"
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._tokens_or_error(data) for data in inputs]
 
     @override
     def inference(self, items: Any) -> list[Any]:
@@ -127,13 +122,9 @@ class TextEmbedding(Handler):
             return states[torch.arange(len(states), device=states.device), lengths - 1]
         return (states * mask[:, :, None]).sum(1) / lengths[:, None]
 
-    def _tokens_or_error(self, data: Any) -> list[int] | InputError:
-        try:
-            return self._tokens(data)
-        except InputError as error:
-            return error.with_traceback(None)
-
-    def _tokens(self, data: Any) -> list[int]:
+    @override
+    def item(self, data: Any) -> list[int]:
+        """Return the tokens of an input."""
         if isinstance(data, bytes):
             try:
                 data = data.decode()

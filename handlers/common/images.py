@@ -1,8 +1,7 @@
-"""What handlers of images share: their options, and how bytes become a Pillow image.
+"""What handlers of images share: how bytes become a Pillow image.
 
 Inputs are untrusted. The format must be in a short list. The size is checked in the header before
-anything is decoded. Any error that Pillow raises becomes an `InputError`. A misspelt option is an
-error, not ignored.
+anything is decoded. Any error that Pillow raises becomes an `InputError`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ import io
 import warnings
 import zlib
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 from typing_extensions import override
 
-from headrace.config.suggestions import did_you_mean, listing
-from headrace.config.yaml_file import convert
-from headrace.errors import ConfigError, InputError, InvalidRequest
-from headrace.handler import Context, Handler
+from handlers.common.items import ItemHandler
+from headrace.errors import InputError, InvalidRequest
 from headrace.jobs.values.encoding import unbase64
 from headrace.jobs.values.media_types import UPRIGHT, exif_orientation
 from headrace.jobs.values.media_types import upright as turned_upright
@@ -116,8 +113,6 @@ SEND_AN_IMAGE: Final = (
     "send the bytes of a PNG or JPEG as the request's body, "
     'or {"content_type": "image/png", "base64": "..."} as the input'
 )
-
-S = TypeVar("S", bound=msgspec.Struct)
 
 
 def decode(
@@ -308,71 +303,26 @@ def _json_name(data: object) -> str:
     return names.get(type(data), "a JSON number")
 
 
+#: The option of every handler that takes images.
+MaxPixels = Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)]
+
+
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of every handler that takes images.
+    """Options of handlers that take images and have no other option.
 
     Attributes:
         max_pixels: an image with more pixels is refused before it is decoded.
     """
 
-    max_pixels: Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)] = DEFAULT_MAX_PIXELS
+    max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
 
 
-class ImageHandler(Handler):
-    """A handler of images: it has options and an example, and makes one item of each image."""
+class ImageHandler(ItemHandler):
+    """A handler of images, with an example."""
 
-    overlap = True
     preprocess_per_item = True
-    options_kind: type[ImageOptions] = ImageOptions
-    options: Any
-
-    def item(self, data: Any) -> Any:
-        """Return the item for an input; raise InputError if it is bad."""
-        raise NotImplementedError
-
-    @override
-    def initialize(self, context: Context) -> None:
-        super().initialize(context)
-        self.options = read_options(context, self.options_kind)
-
-    @override
-    def initialize_preprocess(self, context: Context) -> None:
-        super().initialize_preprocess(context)
-        self.options = read_options(context, self.options_kind)
+    options_kind = ImageOptions
 
     @override
     def example_input(self) -> bytes | None:
         return drawing(self.options.max_pixels)
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item_or_error(data) for data in inputs]
-
-    def _item_or_error(self, data: Any) -> Any:
-        try:
-            return self.item(data)
-        except InputError as error:
-            # Its frames would keep the image alive, and an input's error needs no traceback.
-            return error.with_traceback(None)
-
-
-def read_options(context: Context, kind: type[S]) -> S:
-    """Return the model's options as `kind`.
-
-    Raises:
-        ConfigError: an option is unknown or invalid.
-    """
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in context.options.items():
-        where = f"model {context.model_name}: options.{name}"
-        if name not in fields:
-            raise ConfigError(
-                f"{where}: unknown option{did_you_mean(name, fields)}",
-                hint=f"known: {listing(fields)}",
-            )
-        try:
-            values[name] = convert(value, fields[name].type)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}", hint="docs/handlers.md lists them") from None
-    return kind(**values)

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from handlers.common.items import ItemHandler
 from handlers.generation.inputs import is_far_too_long
-from handlers.language_model import model_folder
+from handlers.language_model import context_of, dtype_on, load_tokenizer, model_folder
 from headrace.errors import InputError
 from headrace.handler import Context
 
@@ -63,9 +63,7 @@ class TextEmbedding(ItemHandler):
         from transformers import AutoModel
 
         self.initialize_preprocess(context)
-        dtype = self.options.dtype
-        if dtype == "auto" and context.device.startswith("cpu"):
-            dtype = "float32"
+        dtype = dtype_on(context.device, self.options.dtype)
         model: Any = AutoModel.from_pretrained(
             self.folder, dtype=dtype, local_files_only=True, use_safetensors=True
         )
@@ -73,21 +71,16 @@ class TextEmbedding(ItemHandler):
 
     @override
     def initialize_preprocess(self, context: Context) -> None:
-        from transformers import AutoConfig, AutoTokenizer
-        from transformers.utils import logging
+        from transformers import AutoConfig
 
-        logging.disable_progress_bar()
-        logging.set_verbosity_warning()
         super().initialize_preprocess(context)
         self.folder = model_folder(context, self.options.folder)
         self.pooling = self.options.pooling
         if self.pooling == "auto":
             self.pooling = _pooling(self.folder)
-        # Their types change from version to version.
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        self.tokenizer = load_tokenizer(self.folder)
         config: Any = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        allowed = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 20
-        self.context_tokens = min(self.options.context or allowed, allowed)
+        self.context_tokens = context_of(config, self.options.context)
 
     @override
     def example_input(self) -> str:

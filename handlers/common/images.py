@@ -321,7 +321,7 @@ class ImageHandler(ItemHandler):
     """A handler of images, with an example."""
 
     preprocess_per_item = True
-    options_kind = ImageOptions
+    options_kind: type[msgspec.Struct] = ImageOptions
 
     @override
     def example_input(self) -> bytes | None:

@@ -15,7 +15,8 @@ import base64
 import binascii
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, Final, Literal
 
 import msgspec
@@ -104,7 +105,9 @@ class TensorModel(ItemHandler):
     @override
     def postprocess(self, outputs: Any) -> list[Any]:
         names = [spec.name for spec in self.tensors.outputs]
-        write = _as_list if self.options.results == "lists" else _as_base64
+        write: Callable[[Array], Any] = _as_base64
+        if self.options.results == "lists":
+            write = methodcaller("tolist")
         return [dict(zip(names, map(write, row), strict=True)) for row in outputs]
 
     def _rows(self, items: Sequence[Item]) -> list[Item]:
@@ -259,6 +262,7 @@ def _kind_name(found: Array, value: Any) -> str:
 
 
 def _from_bytes(body: bytes, shape: Any, spec: TensorSpec) -> Array:
+    """Return the array, in this machine's byte order and writable, as torch wants it."""
     if body.startswith(_NPY):
         return _from_npy(body, spec)
     kind = np.dtype(spec.dtype).newbyteorder("<")
@@ -278,7 +282,7 @@ def _from_bytes(body: bytes, shape: Any, spec: TensorSpec) -> Array:
         raise InputError(
             f"{spec.name}: expected {expected} bytes of {spec.dtype} {shape}, got {len(body)}"
         )
-    return _native(np.frombuffer(body, kind), spec).reshape(shape)
+    return np.frombuffer(body, kind).astype(spec.dtype).reshape(shape)
 
 
 def _from_npy(body: bytes, spec: TensorSpec) -> Array:
@@ -297,13 +301,8 @@ def _from_npy(body: bytes, spec: TensorSpec) -> Array:
         raise InputError(f"{spec.name}: expected {spec.dtype}, got an .npy file of {kind}")
     if math.prod(shape) * kind.itemsize != len(body) - file.tell():
         raise InputError(f"{spec.name}: the .npy file is not complete")
-    flat = _native(np.frombuffer(body, kind, offset=file.tell()), spec)
+    flat = np.frombuffer(body, kind, offset=file.tell()).astype(spec.dtype)
     return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
-
-
-def _native(array: Array, spec: TensorSpec) -> Array:
-    """Return the array in this machine's byte order, and writable, as torch wants it."""
-    return array.astype(spec.dtype)
 
 
 def _check_shape(array: Array, spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
@@ -325,10 +324,6 @@ def _check_shape(array: Array, spec: TensorSpec, sizes: dict[str, tuple[int, str
                 raise InputError(
                     f"{spec.name}: its dimension {size} is {found}, but {known} in {other}"
                 )
-
-
-def _as_list(row: Array) -> Any:
-    return row.tolist()
 
 
 def _as_base64(row: Array) -> dict[str, Any]:

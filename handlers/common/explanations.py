@@ -24,6 +24,8 @@ EXPLAIN: Final = "explain"
 TARGET: Final = "target"
 
 Forward = Callable[..., Any]
+#: A class, or the indices of one value of the output.
+Target = int | tuple[int, ...]
 
 
 def captum_attr() -> Any:
@@ -54,8 +56,8 @@ def asked_targets(context: Context, count: int) -> dict[int, Any]:
     return asked
 
 
-def read_target(value: object) -> int | tuple[int, ...]:
-    """Return a target as Captum takes it: a class, or the indices of one value of the output.
+def read_target(value: object) -> Target:
+    """Return a target as Captum takes it.
 
     Args:
         value: a number, a list of them, or either as text or bytes, as a form has it. Nothing
@@ -80,13 +82,12 @@ def read_target(value: object) -> int | tuple[int, ...]:
     raise InputError(f"the target {value!r} is not a class; send its index, such as 281")
 
 
-def explain_image(forward: Forward, image: Tensor, target: int | tuple[int, ...]) -> list[Any]:
+def explain_image(forward: Forward, image: Tensor, target: Target) -> list[Any]:
     """Return the integrated gradients of an image, as nested lists of the image's shape.
 
     Args:
         forward: the model, or a function of a batch that returns its logits.
         image: what the model gets for this image, without the dimension of the batch.
-        target: the class, or the indices of one value of the output.
 
     Raises:
         HandlerError: Captum is not installed.
@@ -96,44 +97,41 @@ def explain_image(forward: Forward, image: Tensor, target: int | tuple[int, ...]
     return image_attributions(gradients, image.unsqueeze(0), target)[0]
 
 
-def image_attributions(
-    gradients: Any, images: Tensor, target: int | tuple[int, ...]
-) -> list[list[Any]]:
+def image_attributions(gradients: Any, images: Tensor, target: Target) -> list[list[Any]]:
     """Return the attributions of images (N, ...) for one target, as one nested list each.
 
     Args:
         gradients: Captum's `IntegratedGradients` of the model.
         images: what the model gets.
-        target: the class, or the indices of one value of the output.
 
     Raises:
         InputError: the model has no such class.
     """
-    try:
-        found = gradients.attribute(images.detach().clone(), target=target, n_steps=STEPS)
-    except (IndexError, AssertionError) as error:
-        raise InputError(f"the model has no class {target}: {error}") from None
-    rows: list[list[Any]] = found.detach().float().cpu().tolist()
+    found = _attributed(gradients, images.detach().clone(), target=target, n_steps=STEPS)
+    rows: list[list[Any]] = found.cpu().tolist()
     return rows
 
 
-def text_attributions(gradients: Any, tokens: Tensor, target: int | tuple[int, ...]) -> Tensor:
+def text_attributions(gradients: Any, tokens: Tensor, target: Target) -> Tensor:
     """Return the attributions of one text at the model's embedding, (rows, values).
 
     Args:
         gradients: Captum's `LayerIntegratedGradients` of the embedding.
         tokens: the ids of the text's tokens, (T).
-        target: the class.
 
     Raises:
         InputError: the model has no such class.
     """
-    reference = torch.zeros_like(tokens)
     offsets = torch.zeros(1, dtype=torch.long, device=tokens.device)
+    return _attributed(
+        gradients, tokens, torch.zeros_like(tokens), additional_forward_args=(offsets,),
+        target=target,
+    )  # fmt: skip
+
+
+def _attributed(gradients: Any, *inputs: Tensor, target: Target, **options: Any) -> Tensor:
     try:
-        found: Tensor = gradients.attribute(
-            tokens, reference, additional_forward_args=(offsets,), target=target
-        )
+        found: Tensor = gradients.attribute(*inputs, target=target, **options)
     except (IndexError, AssertionError) as error:
         raise InputError(f"the model has no class {target}: {error}") from None
     return found.detach().float()

@@ -25,7 +25,8 @@ from handlers.common.vision import centre_square, centre_square_of, tensor_of
 from headrace.errors import ConfigError, HandlerError, InputError
 from headrace.handler import Context, Exportable
 
-_SIDE_PX: Final = 16
+#: The batch size at which the memory format is tried at load.
+_TRIAL_BATCH: Final = 4
 
 
 class JpegDecoder:
@@ -79,7 +80,7 @@ def jpeg_decoder(context: Context) -> JpegDecoder:
             hint="run `pip install 'headrace[vision]'`, or leave the option out",
         ) from error
     file = io.BytesIO()
-    Image.new("RGB", (_SIDE_PX, _SIDE_PX), "white").save(file, "JPEG")
+    Image.new("RGB", (16, 16), "white").save(file, "JPEG")
     encoded = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     try:
         decode(encoded, mode="RGB", device=device)
@@ -90,9 +91,6 @@ def jpeg_decoder(context: Context) -> JpegDecoder:
         ) from error
     return JpegDecoder(decode, context.device)
 
-
-#: The batch size at which the memory format is tried at load.
-TRIAL_BATCH: Final = 4
 
 #: The places of a group of items, and their outputs.
 Group = tuple[list[int], Fetched]
@@ -182,7 +180,7 @@ class CroppedImageHandler(ExplainingHandler):
         self.model = load_module(context, options).to(context.device, self.dtype).eval()
         self.use(self.model)
         self.transfer = Transfer(context.device)
-        size = min(context.max_batch_size, TRIAL_BATCH)
+        size = min(context.max_batch_size, _TRIAL_BATCH)
         # A separate generator, as the state of the global one belongs to the user.
         trial = torch.rand(
             size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)

@@ -156,7 +156,8 @@ def compare(
     wrong = _why_wrong(found, max_error)
     if wrong:
         return msgspec.structs.replace(found, wrong=wrong)
-    return msgspec.structs.replace(found, times=_times(module, variant, timed))
+    times = {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
+    return msgspec.structs.replace(found, times=times)
 
 
 def _other_shape(expected: Any, found: Any) -> str:
@@ -189,13 +190,6 @@ def _why_wrong(found: Verdict, max_error: float) -> str:
             f"{AGREEMENT_MIN:.0%}"
         )
     return ""
-
-
-def _times(
-    module: Callable[..., Any], variant: Callable[..., Any], timed: Mapping[int, Args]
-) -> dict[str, Timing]:
-    """Return the times of a batch, by its size."""
-    return {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
 
 
 def _timing(module: Callable[..., Any], variant: Callable[..., Any], args: Args) -> Timing:

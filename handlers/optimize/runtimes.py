@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from handlers.optimize.forms import Args, Run
+from handlers.optimize.forms import Args, Flat, Run
 from handlers.optimize.source import Backend, Source, quiet
 
 _ONNX: Final = "model.onnx"
@@ -119,7 +119,7 @@ def _load_onnx(source: Source, folder: Path) -> Run:
 def _build_openvino(source: Source, folder: Path) -> None:
     with _openvino() as openvino, quiet(), _silent():
         # The runtime computes in the precision that its hint names; the model stays float.
-        model = openvino.convert_model(source.exported(source.plain))
+        model = openvino.convert_model(source.exported(Flat(source.module).eval()))
         if source.wanted.precision == "int8":
             model = _quantised(source, model)
         openvino.save_model(model, str(folder / _IR), compress_to_fp16=False)

@@ -59,11 +59,6 @@ class Source:
         return Flat(copy.deepcopy(self.module).to(dtype), dtype).eval()
 
     @property
-    def plain(self) -> Flat:
-        """Return the module with a flat output, in its own precision."""
-        return Flat(self.module).eval()
-
-    @property
     def has_convolutions(self) -> bool:
         """Whether the module has convolutions."""
         return any(isinstance(part, _PARTS_WITH_WEIGHTS) for part in self.module.modules())

@@ -143,9 +143,7 @@ def install(
     Raises:
         ConfigError: what the variant needs is not there.
     """
-    check_installed(wanted)
-    if wanted.backend == "tensorrt":
-        torch_backends.check_tensorrt(site.device)
+    _check_possible(wanted, site.device)
     if wanted.backend == "eager" and wanted.precision == "float":
         return Installed()
     variant = _Variant(exportable, wanted, site)
@@ -177,14 +175,13 @@ class _Variant:
         self._module = cast("nn.Module", exportable.module)
         self._backend = _BACKENDS[wanted.backend]
         self._replacement: Replacement | None = None
-        threads = torch.get_num_threads()
+        self._threads = torch.get_num_threads()
         shapes = {"most": site.most, "sizes": site.sizes}
         settings = {**site.settings, **(shapes if wanted.backend in _OF_SIZES else {})}
         settings["one"] = site.most == 1
         self.key = cache.build_key(wanted, self._module, site.device, settings)
         self.store = UnpackedModels(site.cache)
-        self._verdict_name = cache.verdict_name(wanted, threads)
-        self._threads = threads
+        self._verdict_name = cache.verdict_name(wanted, self._threads)
 
     def cached(self) -> Verdict | None:
         """Return the verdict of an earlier process; None if it has none."""
@@ -199,11 +196,11 @@ class _Variant:
     def build_or_refuse(self) -> Verdict:
         """Build the variant; a disk or a memory that is full is no verdict for other processes."""
         try:
-            return self.build()
+            return self._build()
         except (OSError, MemoryError, torch.OutOfMemoryError) as error:
             return Verdict(wrong=f"it cannot be built now: {cause(error)}", broken=True)
 
-    def build(self) -> Verdict:
+    def _build(self) -> Verdict:
         """Build the variant unless that is done, compare it with the module, keep the verdict."""
         samples = self._site.samples()
         example = samples.timed[max(samples.timed)]
@@ -286,12 +283,7 @@ class _Variant:
         )  # fmt: skip
 
 
-def check_installed(wanted: Optimize) -> None:
-    """Check that the packages of a backend are installed.
-
-    Raises:
-        ConfigError: one is missing; the message names the extra to install.
-    """
+def _check_possible(wanted: Optimize, device: str) -> None:
     extra, names = EXTRAS.get(wanted.backend, ("", ()))
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
@@ -299,4 +291,9 @@ def check_installed(wanted: Optimize) -> None:
             f"optimize: the backend {wanted.backend} needs packages that are not installed: "
             f"{', '.join(missing)}",
             hint=f"pip install 'headrace[{extra}]'",
+        )
+    if wanted.backend == "tensorrt" and device == "cpu":
+        raise ConfigError(
+            "optimize: tensorrt needs a GPU, but the model is on the CPU",
+            hint="set its device to cuda, or backend to openvino, onnxruntime or compile",
         )

@@ -102,7 +102,6 @@ def image_attributions(gradients: Any, images: Tensor, target: Target) -> list[l
 
     Args:
         gradients: Captum's `IntegratedGradients` of the model.
-        images: what the model gets.
 
     Raises:
         InputError: the model has no such class.

@@ -283,7 +283,6 @@ def image_or_tensor(
 
     Args:
         data: the input: bytes of an image, the same as base64 text, or a nested list.
-        max_pixels: an image with more pixels is refused.
         draft_px: as for `decode`.
 
     Raises:

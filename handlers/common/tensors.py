@@ -125,7 +125,6 @@ def use_channels_last(
     Args:
         example: a batch (N, C, H, W) as it gets it.
         mode: the model's key `channels_last`.
-        name: the model's name, for the log.
         answer: returns the tensor to compare, of the module's output.
 
     Returns:

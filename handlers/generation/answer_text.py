@@ -49,7 +49,6 @@ class Detokenizer:
         Sets `stopped` if a stop text has come; the text then ends before it.
 
         Args:
-            tokens: the new ones.
             last: no more follow, so all is released.
         """
         self._pending += tokens

@@ -33,8 +33,6 @@ def chat_tokens(
     measured before it is made into tokens.
 
     Args:
-        tokenizer: of the model, by transformers.
-        messages: the chat.
         most: how many tokens the model takes.
         check_length: raises an InputError if a text is far too long.
 

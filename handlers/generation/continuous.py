@@ -127,8 +127,6 @@ class ContinuousEngine(Engine):
     """Runs many prompts in one batch, which they join and leave.
 
     Args:
-        model: a causal language model of transformers.
-        end_tokens: those that end an answer.
         cache_tokens: for how many tokens there is memory.
         slots: the most prompts at a time.
     """

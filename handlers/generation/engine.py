@@ -19,9 +19,6 @@ class Prompt:
     """What an engine continues.
 
     Attributes:
-        tokens: the prompt.
-        max_tokens: the most new tokens.
-        sampling: how each is chosen.
         position: how many tokens of the answer are in `tokens` already.
         ignore_end: do not stop at the model's end token.
         logprobs: how many of the likeliest tokens come with the log probability of each new one;

@@ -26,8 +26,6 @@ class PlainEngine(Engine):
     """Runs one prompt after the other, each in a thread of its own.
 
     Args:
-        model: a causal language model of transformers.
-        end_tokens: those that end an answer.
         context: the most tokens of a prompt with its answer.
     """
 

@@ -32,7 +32,6 @@ class VllmEngine(Engine):
         dtype: of the weights; "auto" for that of the folder.
         context: the most tokens of a prompt with its answer; None for what the model allows.
         slots: the most prompts at a time.
-        end_tokens: those that end an answer.
 
     Raises:
         ConfigError: vLLM is not installed.

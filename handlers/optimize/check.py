@@ -134,11 +134,8 @@ def compare(
     """Compare a variant with its module.
 
     Args:
-        variant: what would take its place.
         calls: arguments whose outputs are compared.
         timed: arguments whose time is compared, by batch size.
-        scores: returns a score for each class of an output.
-        max_error: the largest error that is allowed.
     """
     error, same, rows = 0.0, 0, 0
     with torch.inference_mode():

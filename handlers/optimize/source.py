@@ -25,13 +25,10 @@ class Source:
     """A module, and the facts about its use that a backend needs.
 
     Attributes:
-        wanted: the variant.
         module: the module, as the handler made it.
-        form: what it takes and returns.
         example: the arguments of a full batch.
         calibration: arguments of real calls.
         sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
-        most: the largest batch.
         threads: with how many threads it computes.
     """
 

@@ -51,8 +51,6 @@ def failure(problem: str, error: BaseException, folder: Path) -> str:
 
     Args:
         problem: the step that failed, such as "it cannot be built".
-        error: the cause.
-        folder: the folder of the build.
     """
     file = folder / _TRACEBACK
     with suppress(OSError):
@@ -113,7 +111,6 @@ class Installed:
     Attributes:
         verdict: of the comparison, in this process or an earlier one.
         build_s: seconds of the build and the comparison; 0 if both were in the cache.
-        name: of the variant.
         problem: why the variant is not in the module's place; "" if it is.
         keep: writes another verdict of it into the cache.
     """
@@ -136,8 +133,6 @@ def install(
     """Put a variant in the place of a module, unless it is refused.
 
     Args:
-        wanted: the variant.
-        site: where it runs.
         refused_too: use a wrong or slower variant too, to measure it; not one that does not run.
 
     Raises:

@@ -112,12 +112,7 @@ class FileStore:
         )
 
     def begin(self, name: str, owner: str) -> FileWriter:
-        """Begin to write a file.
-
-        Args:
-            name: the name that the client gave.
-            owner: the id of the API key that owns it; "" without keys.
-        """
+        """Begin to write a file."""
         file_id = new_file_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
         self.client.call(script("files/begin").call([], file_id, ABANDONED_S * 1000, *fields))
@@ -140,10 +135,7 @@ class FileStore:
         """Return a page of files.
 
         Args:
-            caller: the API key of the request; it sees only its own files.
             after: the id of the last file before the page, which may be gone; "" for the beginning.
-            limit: the most files.
-            newest_first: the order.
             purpose: return only files with this purpose; "" for any.
         """
         purposes = [purpose] if purpose else PURPOSES

@@ -59,7 +59,6 @@ def read_lines(
     """Yield the lines from a byte on; memory holds at most `limit_bytes` of a line.
 
     Args:
-        limit_bytes: the most bytes of a line.
         at: where the first line begins.
         number: the number of the line before it.
 
@@ -352,7 +351,6 @@ def validate(
     Memory grows by about 100 bytes with each line, to find duplicate ids.
 
     Args:
-        max_lines: the most requests.
         limit_bytes: the most bytes of a line, for the message.
         check_stop: called after every _CHECK_LINES lines; an exception ends the validation.
     """

@@ -30,7 +30,6 @@ class IdLists(Generic[Item]):
     """The lists of one kind of items. Its methods block, and any thread may call them.
 
     Args:
-        client: Redis.
         every: the list of all ids.
         of: the list of one key.
         read: returns the items of ids; None for an item that is gone.
@@ -64,8 +63,6 @@ class IdLists(Generic[Item]):
 
         Args:
             after: the last id before the page, which need not exist; "" for the beginning.
-            limit: the most items.
-            newest_first: the order.
             keep: whether an item belongs to the list.
         """
         key = self._every

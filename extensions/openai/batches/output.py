@@ -114,7 +114,6 @@ class OutputFile:
     StoreError or a BrokerError.
 
     Args:
-        owner: the id of the API key that owns it; "" without keys.
         keep_s: how long it is kept once its batch has ended.
         mark: a `mark` of the file from which to continue; None for a new file.
     """
@@ -300,10 +299,6 @@ class BatchSink(Sink, CheckpointStore):
 
     def end(self, status: str, more: dict[str, Any]) -> None:
         """End the batch and publish its files.
-
-        Args:
-            status: one of `store.ENDED`.
-            more: further fields of the record.
 
         Raises:
             BatchLeaseLost, BrokerError: as for `save`.

@@ -65,7 +65,6 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         window: the completion window, as the client wrote it.
         window_s: the same in seconds.
         output_ttl_s: how long its output is kept; None for as long as files are.
-        rerun_of: the batch whose failed lines this one runs again.
         failed_file_id: the error file with those lines.
         owner: the id of the API key that owns the batch, its jobs and its files; "" without keys.
     """
@@ -173,8 +172,6 @@ class Lease:
     """A batch that is leased to one runner.
 
     Attributes:
-        batch: as it was when it was leased.
-        token: the fencing token.
         now_s: when that was, by the clock of Redis, in seconds since 1970.
     """
 
@@ -294,10 +291,7 @@ class BatchStore:
         """Save the progress of a batch in one step, and renew the lease.
 
         Args:
-            lease: the runner's.
             status: the new status; "" for no change.
-            fields: the fields of the record that change.
-            written: what was written to its files.
             lease_s: how long the lease lasts from now; None for the default.
 
         Returns:

@@ -332,7 +332,6 @@ def _of_completion(
     """Return log probabilities as a completion has them.
 
     Args:
-        logprobs: one for each token.
         before: how many characters of the continuation come before the first token.
     """
     if logprobs is None:
@@ -374,7 +373,6 @@ class Chunks:
         """Return a chunk with the next part of an answer.
 
         Args:
-            index: the number of the answer, from 0.
             before: how many characters the answer had before.
         """
         if self._chat:

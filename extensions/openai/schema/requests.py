@@ -106,12 +106,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "input"
 
     def place_of(self, index: int, jobs: int) -> str:
-        """Return which text a job is for, such as `input[3]`; "" if there is only one.
-
-        Args:
-            index: the index of the job.
-            jobs: how many jobs the request has.
-        """
+        """Return which text a job is for, such as `input[3]`; "" if there is only one."""
         return f"{self.several}[{index}]" if jobs > 1 else ""
 
     def options(self) -> JobOptions:

@@ -73,7 +73,13 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
 def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:
     """Return the status and the body of the response to a request whose job has ended."""
     if endpoint not in OPENAI_ENDPOINTS:
-        return _OK if row.succeeded else _status_of(row.error), _body(job_id, row)
+        end = {"result": row.result} if row.succeeded else {"error": row.error}
+        body = {
+            "id": job_id, "model": row.carried.get("model"), "status": row.status,
+            "attempts": row.attempts, "timings": row.timings, **end,
+        }  # fmt: skip
+        code = row.error.type if row.error else ""
+        return _OK if row.succeeded else BY_CODE.get(code, HeadraceError).status, body
     if row.error is None:
         return _OK, row.result
     failed = failure_of(row.error.type, row.error.message, retryable=row.error.retryable)
@@ -92,18 +98,6 @@ def openai_row(endpoint: str, job_id: str, row: Row) -> Row:
         failure = JobFailure(type=error.code, message=error.message, retryable=False)
         return msgspec.structs.replace(row, status="failed", result=None, error=failure)
     return msgspec.structs.replace(row, result=msgspec.Raw(_ENCODER.encode(found)))
-
-
-def _body(job_id: str, row: Row) -> dict[str, Any]:
-    end = {"result": row.result} if row.succeeded else {"error": row.error}
-    return {
-        "id": job_id, "model": row.carried.get("model"), "status": row.status,
-        "attempts": row.attempts, "timings": row.timings, **end,
-    }  # fmt: skip
-
-
-def _status_of(error: JobFailure | None) -> int:
-    return BY_CODE.get(error.type if error else "", HeadraceError).status
 
 
 class OutputFile:
@@ -133,9 +127,8 @@ class OutputFile:
         self._owner = owner
         self._keep_s = keep_s
         # The bytes from `_offset` on, and how many of them the part `_tail` has.
-        self._pending = bytearray(
-            files.stores.of(self._tail).get(self._tail) if self._tail else b""
-        )
+        tail = files.stores.of(self._tail).get(self._tail) if self._tail else b""
+        self._pending = bytearray(tail)
         self._written_bytes = len(self._pending)
         # The last part in the file's record, and where it begins.
         self._recorded = (self._tail, self._offset)

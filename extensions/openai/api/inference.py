@@ -51,6 +51,7 @@ from extensions.openai.schema.requests import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    GenerationRequest,
     OpenAIRequest,
     read_request,
 )
@@ -86,7 +87,7 @@ async def _create(
     asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
     jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
     try:
-        if isinstance(asked, (ChatRequest, CompletionRequest)) and asked.stream:
+        if isinstance(asked, GenerationRequest) and asked.stream:
             return await _start_stream(services, request, asked, jobs)
         ended = await jobs.wait()
         results = [await result_of(services, job) for job in ended]
@@ -103,15 +104,12 @@ async def _create(
 
 
 async def _start_stream(
-    services: Services,
-    request: Request,
-    asked: ChatRequest | CompletionRequest,
-    jobs: RequestJobs,
+    services: Services, request: Request, asked: GenerationRequest, jobs: RequestJobs
 ) -> Reply | StreamingReply:
     """Begin a stream once the first text is there, so that an error before it has its status."""
     take_stream(services, request, jobs.count)
     client = HangUp(request.receive).__enter__()
-    answers: list[_Answer] = []
+    answers: list[_AnswerWriter] = []
     streams: list[EventStream[PieceEvent]] = []
 
     async def close(*, ended: bool) -> None:
@@ -127,11 +125,10 @@ async def _start_stream(
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
             place = asked.place_of(index, len(submitted))
-            answers.append(_Answer(services, asked, chunks, index, place, job))
+            writer = _AnswerWriter(services, asked, chunks, job, index, place)
             pieces = pieces_of(services, job, Place())
-            streams.append(
-                EventStream(services, request, pieces, answers[-1], receive=client.receive)
-            )
+            answers.append(writer)
+            streams.append(EventStream(services, request, pieces, writer, receive=client.receive))
         await answers[0].check(await first_events(services, streams[0], submitted[0]))
     except BaseException:
         await close(ended=False)
@@ -147,7 +144,7 @@ async def _start_stream(
     return StreamingReply(200, run, EVENT_STREAM, (*STREAM_HEADERS, jobs.request_id))
 
 
-class _Answer:
+class _AnswerWriter:
     """Writes one answer while it comes.
 
     Attributes:
@@ -157,20 +154,15 @@ class _Answer:
     heartbeat = HEARTBEAT
 
     def __init__(
-        self,
-        services: Services,
-        asked: ChatRequest | CompletionRequest,
-        chunks: Chunks,
-        index: int,
-        place: str,
-        job: Job,
-    ) -> None:
+        self, services: Services, asked: GenerationRequest, chunks: Chunks, job: Job,
+        index: int, place: str,
+    ) -> None:  # fmt: skip
         self._services = services
         self._asked = asked
         self._chunks = chunks
+        self._job = job
         self._index = index
         self._place = place
-        self._job = job
         self._begun = False
         role = chunks.begin(index)
         self.head = b"" if role is None else _event(role)
@@ -235,8 +227,8 @@ class _Answer:
 
 
 async def _write_answers(
-    answers: Sequence[_Answer], streams: Sequence[EventStream[PieceEvent]],
-    asked: ChatRequest | CompletionRequest, chunks: Chunks, write: Write,
+    answers: Sequence[_AnswerWriter], streams: Sequence[EventStream[PieceEvent]],
+    asked: GenerationRequest, chunks: Chunks, write: Write,
 ) -> bool:  # fmt: skip
     """Write answers at the same time, and the end of the stream; return whether they succeeded."""
     lock = asyncio.Lock()

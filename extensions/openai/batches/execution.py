@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -118,15 +119,14 @@ class BatchExecution:
 
     def run(self) -> None:
         """Execute the batch as far as possible."""
-        retry_s: float | None = 0.0
+        retry_s: float | None = None
         try:
-            self._execute()
-            retry_s = None if self._why != "stopped" else 0.0
+            with suppress(_Stopped):
+                self._execute()
+            if self._why == "stopped":
+                retry_s = 0.0
         except BatchLeaseLost:
             self._log.warning("lease lost, another runner has the batch")
-            retry_s = None
-        except _Stopped:
-            retry_s = 0.0 if self._why == "stopped" else None
         except HeadraceError as error:
             self._log.warning("batch will be retried: %s", error.message)
             retry_s = RETRY_S

@@ -17,8 +17,9 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.image_modules import ExplainingHandler, image_or_tensor
-from handlers.common.images import DEFAULT_MAX_PIXELS, MaxPixels, to_rgb
+from handlers.common.explanations import ExplainingHandler
+from handlers.common.image_modules import image_or_tensor
+from handlers.common.images import DEFAULT_MAX_PIXELS, ImageHandler, MaxPixels, to_rgb
 from handlers.common.modules import ModuleOptions, load_module, load_names
 from handlers.common.vision import MIN_SCORE, found_objects, pixels
 from headrace.errors import HandlerError, InputError
@@ -39,7 +40,7 @@ class DetectorOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_f
     min_score: Annotated[float, Meta(ge=0, le=1)] = MIN_SCORE
 
 
-class ObjectDetector(ExplainingHandler):
+class ObjectDetector(ExplainingHandler, ImageHandler):
     """Returns the objects in an image: their boxes, labels and scores."""
 
     options_kind = DetectorOptions

@@ -8,12 +8,14 @@ explain.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from handlers.common.items import ItemHandler
 from headrace.errors import HandlerError, InputError
 from headrace.handler import Context
 
@@ -41,6 +43,61 @@ def captum_attr() -> Any:
             f"an explanation needs the package captum, which cannot be imported: {error}; "
             "install it where the worker runs: pip install 'headrace[explain]'"
         ) from error
+
+
+class ExplainingHandler(ItemHandler):
+    """A handler whose jobs can ask for an explanation in place of a prediction.
+
+    An item is a tensor. That of such a job is a pair: what `explain` gets, and the target.
+    """
+
+    def predict(self, items: Sequence[Tensor]) -> Any:
+        """Run the model on items."""
+        raise NotImplementedError
+
+    def results(self, outputs: Any) -> list[Any]:
+        """Return one result for each item that `predict` got."""
+        raise NotImplementedError
+
+    def to_explain(self, item: Tensor, data: Any) -> Any:
+        """Return what `explain` gets for an input with this item."""
+        return item
+
+    def explain(self, item: Any, target: Any) -> Any:
+        """Return the explanation of what `to_explain` returned, as the result of its job."""
+        raise NotImplementedError
+
+    @override
+    def preprocess(self, inputs: list[Any]) -> list[Any]:
+        items = super().preprocess(inputs)
+        for place, target in asked_targets(self.context, len(items)).items():
+            if not isinstance(items[place], Exception):
+                items[place] = [self.to_explain(items[place], inputs[place]), target]
+        return items
+
+    @override
+    def inference(self, items: Any) -> Any:
+        plain = [item for item in items if isinstance(item, Tensor)]
+        explained: dict[int, Any] = {}
+        if len(plain) < len(items):
+            for item in items:
+                # An item that fills the batch up is the last one again.
+                if not isinstance(item, Tensor) and id(item) not in explained:
+                    explained[id(item)] = self._explanation_or_error(*item)
+        order = [None if isinstance(item, Tensor) else explained[id(item)] for item in items]
+        return self.predict(plain) if plain else None, order
+
+    @override
+    def postprocess(self, outputs: Any) -> list[Any]:
+        predicted, order = outputs
+        results = iter(self.results(predicted) if predicted is not None else ())
+        return [next(results) if one is None else one for one in order]
+
+    def _explanation_or_error(self, item: Any, target: Any) -> Any:
+        try:
+            return self.explain(item, target)
+        except (InputError, HandlerError) as error:
+            return error.with_traceback(None)
 
 
 def asked_targets(context: Context, count: int) -> dict[int, Any]:

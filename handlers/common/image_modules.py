@@ -17,12 +17,12 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.explanations import asked_targets, explain_image, read_target
+from handlers.common.explanations import ExplainingHandler, explain_image, read_target
 from handlers.common.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
 from handlers.common.modules import CroppedImageOptions, load_module
 from handlers.common.tensors import Fetched, Transfer, in_order, use_channels_last
 from handlers.common.vision import centre_square, centre_square_of, tensor_of
-from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Exportable
 
 #: The batch size at which the memory format is tried at load.
@@ -96,58 +96,7 @@ def jpeg_decoder(context: Context) -> JpegDecoder:
 Group = tuple[list[int], Fetched]
 
 
-class ExplainingHandler(ImageHandler):
-    """A handler whose jobs can ask for an explanation in place of a prediction.
-
-    The item of such a job is a pair: that of the image, and the target.
-    """
-
-    def predict(self, items: Sequence[Tensor]) -> Any:
-        """Run the model on items."""
-        raise NotImplementedError
-
-    def results(self, outputs: Any) -> list[Any]:
-        """Return one result for each item that `predict` got."""
-        raise NotImplementedError
-
-    def explain(self, item: Tensor, target: Any) -> Any:
-        """Return the explanation of one item, as the result of its job."""
-        raise NotImplementedError
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        items = super().preprocess(inputs)
-        for place, target in asked_targets(self.context, len(items)).items():
-            if not isinstance(items[place], Exception):
-                items[place] = [items[place], target]
-        return items
-
-    @override
-    def inference(self, items: Any) -> Any:
-        plain = [item for item in items if isinstance(item, Tensor)]
-        explained: dict[int, Any] = {}
-        if len(plain) < len(items):
-            for item in items:
-                # An item that fills the batch up is the last one again.
-                if not isinstance(item, Tensor) and id(item) not in explained:
-                    explained[id(item)] = self._explanation_or_error(*item)
-        order = [None if isinstance(item, Tensor) else explained[id(item)] for item in items]
-        return self.predict(plain) if plain else None, order
-
-    @override
-    def postprocess(self, outputs: Any) -> list[Any]:
-        predicted, order = outputs
-        results = iter(self.results(predicted) if predicted is not None else ())
-        return [next(results) if one is None else one for one in order]
-
-    def _explanation_or_error(self, item: Tensor, target: Any) -> Any:
-        try:
-            return self.explain(item, target)
-        except (InputError, HandlerError) as error:
-            return error.with_traceback(None)
-
-
-class CroppedImageHandler(ExplainingHandler):
+class CroppedImageHandler(ExplainingHandler, ImageHandler):
     """Brings images to one size, normalises them on the device, and runs a torch module."""
 
     options_kind = CroppedImageOptions

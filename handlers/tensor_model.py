@@ -135,11 +135,7 @@ class TensorModel(ItemHandler):
 
 
 def _tensors(context: Context, program: Program) -> Tensors:
-    """Return the declared tensors of a model, else those that its file names.
-
-    Raises:
-        ConfigError: neither names any, or they do not fit.
-    """
+    """Return the declared tensors of a model, else those that its file names."""
     label = f"model {context.model_name}"
     if not context.tensors:
         if program.tensors is None:

@@ -199,7 +199,6 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _in_order(found: Any, names: Sequence[str]) -> list[Any]:
-    """Return the tensors that a module has returned."""
     if isinstance(found, Mapping):
         missing = [name for name in names if name not in found]
         if missing:
@@ -227,7 +226,6 @@ def _exported(path: Path, name: str, value: Any) -> TensorSpec:
 
 
 def _range(size: Any, constraints: Mapping[Any, Any]) -> tuple[int, int]:
-    """Return the least and the most batch of an exported program."""
     if isinstance(size, int):
         return size, size
     found = constraints.get(size.node.expr)

@@ -66,11 +66,7 @@ def chat_tokens(
 
 
 def _texts(chat: list[dict[str, Any]], most: int) -> str:
-    """Return the texts in the messages, a line for each.
-
-    Raises:
-        InputError: the messages have too many values.
-    """
+    """Return the texts in the messages, a line for each."""
     values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
     texts: list[str] = []
     for count, value in enumerate(_values(chat), 1):
@@ -85,7 +81,6 @@ def _texts(chat: list[dict[str, Any]], most: int) -> str:
 
 
 def _check_control_tokens(tokenizer: Any, texts: str) -> None:
-    """Raise an InputError if texts have too many control tokens."""
     marks = _control_tokens(tokenizer)
     if sum(1 for _ in marks.finditer(texts)) > _CONTROL_TOKENS_MAX:
         raise InputError(

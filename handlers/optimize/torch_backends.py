@@ -88,9 +88,6 @@ def _check_open(source: Source, program: Any) -> None:
     """Check that the compiler has fixed no size that changes from call to call.
 
     A library with a fixed size does not check it, and reads beyond smaller inputs.
-
-    Raises:
-        ConfigError: it has.
     """
     names = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.name in names]

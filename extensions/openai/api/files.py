@@ -163,13 +163,14 @@ async def list_files(services: Services, request: Request) -> Reply:
     """Return a page of files."""
     query = read_query(request, FilesQuery)
     files = services.of(FileService)
+    purposes = [query.purpose] if query.purpose else PURPOSES
     page = await files.run(
         files.store.page,
         request.caller,
         after=query.after,
         limit=query.limit,
         newest_first=query.order == "desc",
-        purpose=query.purpose,
+        keep=lambda file: file.purpose in purposes,
     )
     return json_reply(Files(data=[file_object(file) for file in page.items], **ends_of(page)))
 

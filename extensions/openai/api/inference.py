@@ -12,7 +12,6 @@ from typing import Final
 
 import msgspec
 
-from api.http.bodies import read_body, require_json
 from api.http.messages import NO_STORE, HangUp, Reply, Request, StreamingReply, Write
 from api.routes.event_stream import (
     EVENT_STREAM,
@@ -32,7 +31,7 @@ from extensions.openai.api.jobs import (
     check_success,
     cut_off,
     first_events,
-    job_requests,
+    read_jobs,
     restarted,
     result_of,
 )
@@ -53,7 +52,6 @@ from extensions.openai.schema.requests import (
     EmbeddingRequest,
     GenerationRequest,
     OpenAIRequest,
-    read_request,
 )
 from headrace.errors import HeadraceError
 from headrace.jobs.job import Job
@@ -82,10 +80,7 @@ async def create_embeddings(services: Services, request: Request) -> Reply | Str
 async def _create(
     services: Services, request: Request, shape: type[OpenAIRequest]
 ) -> Reply | StreamingReply:
-    request.query()
-    require_json(request)
-    asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
-    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
+    asked, jobs = await read_jobs(services, request, shape)
     try:
         if isinstance(asked, GenerationRequest) and asked.stream:
             return await _start_stream(services, request, asked, jobs)
@@ -208,11 +203,6 @@ class _AnswerWriter:
             raise cut_off()
 
     async def _whole(self, job: Job) -> Generation:
-        """Return the result of the job.
-
-        Raises:
-            HeadraceError: it has failed, or its result is no text.
-        """
         check_success(job, self._place)
         return read_generation(await result_of(self._services, job), self._asked.model)
 

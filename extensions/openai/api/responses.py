@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.event_stream import (
     EVENT_STREAM,
@@ -33,13 +32,12 @@ from extensions.openai.api.jobs import (
     check_success,
     cut_off,
     first_events,
-    job_requests,
+    read_jobs,
     restarted,
     result_of,
 )
 from extensions.openai.schema.answers import Generation, read_generation, read_part
 from extensions.openai.schema.errors import openai_error
-from extensions.openai.schema.requests import read_request
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
     TAIL_EVENTS,
@@ -73,11 +71,7 @@ class ResponseQuery(msgspec.Struct):
 
 async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
     """Create a response: wait for it, stream it, or let it go on in the background."""
-    request.query()
-    require_json(request)
-    limit_bytes = services.settings.body_limit_bytes
-    asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
-    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
+    asked, jobs = await read_jobs(services, request, ResponseRequest)
     try:
         waits = not (asked.stream or asked.background)
         (job,) = await (jobs.wait() if waits else jobs.submit())
@@ -110,20 +104,16 @@ async def get_response(
 
 async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
     """Cancel a response; one that has ended stays as it is."""
-    request.query()
-    job = await _visible(services, request, response_id)
+    job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
         job = await _visible(services, request, response_id)
     return json_reply(await _response(services, job))
 
 
 async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
     """Delete a response; one that runs is cancelled first."""
-    request.query()
-    job = await _visible(services, request, response_id)
+    job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
         job = await wait_for_end(services, job, request.receive, _END_S)
     if not job.state.final:
         raise Conflict(
@@ -134,17 +124,20 @@ async def delete_response(services: Services, request: Request, response_id: str
     return json_reply(ResponseDeleted(id=job.id))
 
 
+async def _cancelled(services: Services, request: Request, response_id: str) -> Job:
+    """Cancel the job of a response if it runs; return it as it was."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+    return job
+
+
 async def _forget(services: Services, request: Request, job_id: str) -> None:
     await services.queue.forget([job_id], request.caller.only)
 
 
 async def _visible(services: Services, request: Request, response_id: str) -> Job:
-    """Return the job of a response.
-
-    Raises:
-        JobNotFound: no such response exists, or the caller may not see it.
-        BrokerUnavailable: Redis does not answer.
-    """
     unknown = JobNotFound(
         f"there is no response {response_id[:128]!r}",
         hint="It never existed, it was deleted, or its result_ttl has passed since it ended.",

@@ -178,7 +178,6 @@ class BatchExecution:
             self._fail(sink, LineError("file_not_found", error.message, None, param))
 
     def _parameters(self, models: Collection[str]) -> Collection[str]:
-        """Return the names of the parameters of the endpoint's model."""
         name = endpoint_model(self.batch.spec.endpoint)
         if name is None or name not in models:
             return ()

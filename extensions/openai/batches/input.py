@@ -260,7 +260,6 @@ def _text(raw: msgspec.Raw, name: str) -> str:
 
 
 def _parsed(query: str) -> dict[str, Any]:
-    """Return the query of a url by names."""
     try:
         return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:

@@ -71,7 +71,6 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
 
 
 def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:
-    """Return the status and the body of the response to a request whose job has ended."""
     if endpoint not in OPENAI_ENDPOINTS:
         end = {"result": row.result} if row.succeeded else {"error": row.error}
         body = {
@@ -182,7 +181,6 @@ class OutputFile:
             self._superseded.clear()
 
     def _write_part(self, count: int) -> None:
-        """Write the part that begins at `_offset`."""
         if self._new and self._new[-1][1] == self._offset:
             self._superseded.append(self._new.pop()[0])
         # Like a result, it must not fail because of the limit of payload memory.

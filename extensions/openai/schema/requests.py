@@ -418,11 +418,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
 
 
 def _neutral(shape: type[OpenAIRequest], name: str) -> Sequence[Any]:
-    """Return the values of an unsupported field that change nothing.
-
-    Raises:
-        InvalidParameter: OpenAI's API has no such field.
-    """
+    """Return the values of an unsupported field that change nothing."""
     if name in shape.unsupported:
         return shape.unsupported[name]
     known = shape.__struct_fields__

@@ -380,11 +380,6 @@ def _item_id(job_id: str) -> str:
 
 
 def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of the input as a message.
-
-    Raises:
-        InvalidParameter: it is no message with a text.
-    """
     kind = item.get("type", "message")
     if kind != "message":
         raise InvalidParameter(

@@ -46,17 +46,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `language_model`.
-
-    Attributes:
-        folder: the model's folder; a relative path starts at the models file's folder.
-        engine: "continuous" runs many requests in one batch, "generate" one after the other,
-            "vllm" gives them to vLLM. "auto" is "continuous" where the model supports it.
-        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
-        context: the most tokens of a prompt with its answer; by default what the model allows.
-        max_tokens: the most new tokens of a request that names no `max_tokens`.
-        cache_tokens: for how many tokens of running requests there is memory.
-    """
+    """Options of `language_model`; docs/handlers.md lists them."""
 
     folder: Annotated[str, Meta(min_length=1)] | None = None
     engine: Literal["auto", "continuous", "generate", "vllm"] = "auto"

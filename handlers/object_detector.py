@@ -27,13 +27,7 @@ from headrace.handler import Context
 
 
 class DetectorOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `object_detector`.
-
-    Attributes:
-        max_pixels: an image with more pixels is refused before it is decoded.
-        index_to_name: JSON file {"1": "person"} or {"1": ["n00007846", "person"]}.
-        min_score: objects below it are left out.
-    """
+    """Options of `object_detector`; docs/handlers.md lists them."""
 
     max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
     index_to_name: str | None = None

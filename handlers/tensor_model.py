@@ -39,11 +39,7 @@ Item = tuple[Array, ...]
 
 
 class TensorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `tensor_model`.
-
-    Attributes:
-        results: how tensors are returned: as lists, or as base64 of their bytes.
-    """
+    """Options of `tensor_model`; docs/handlers.md lists them."""
 
     results: Literal["lists", "base64"] = "lists"
 

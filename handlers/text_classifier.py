@@ -32,13 +32,7 @@ from headrace.handler import Context, Exportable
 
 
 class TextOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `text_classifier`.
-
-    Attributes:
-        index_to_name: JSON file {"0": "sports"}.
-        vocabulary: file of ids by token, which `torch.save` wrote.
-        ngrams: the longest n-grams that are tokens.
-    """
+    """Options of `text_classifier`; docs/handlers.md lists them."""
 
     index_to_name: str | None = None
     vocabulary: Annotated[str, Meta(min_length=1)] = text.VOCABULARY_FILE

@@ -34,16 +34,7 @@ _POOLING: Final = {
 
 
 class TextEmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `text_embedding`.
-
-    Attributes:
-        folder: the model's folder; a relative path starts at the models file's folder.
-        pooling: which tokens' vectors make that of the text; "auto" is as the folder has it, else
-            the mean.
-        normalize: whether each vector has the length 1.
-        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
-        context: the most tokens of a text; by default what the model allows.
-    """
+    """Options of `text_embedding`; docs/handlers.md lists them."""
 
     folder: Annotated[str, Meta(min_length=1)] | None = None
     pooling: Literal["auto", "mean", "first", "last"] = "auto"

@@ -169,19 +169,24 @@ def _opened(
     data: bytes, max_pixels: int | None, draft_px: int | None, formats: Sequence[str]
 ) -> Image.Image:
     with Image.open(io.BytesIO(pixels_only(data)), formats=list(formats)) as image:
-        width, height = image.size
-        if max_pixels is not None and width * height > max_pixels:
-            raise _too_large(f"{width} x {height}", max_pixels)
-        if max_pixels is not None and max(width, height) > HIGHEST_SIDE_PX:
-            raise InputError(
-                f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
-                "on a side are allowed; send a smaller one"
-            )
+        if max_pixels is not None:
+            _check_size(image.size, max_pixels)
         if draft_px is not None:
             image.draft(None, (draft_px, draft_px))
         scale_key(image)
         image.load()
         return image
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise _too_large(f"{width} x {height}", max_pixels)
+    if max(size) > HIGHEST_SIDE_PX:
+        raise InputError(
+            f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
+            "on a side are allowed; send a smaller one"
+        )
 
 
 def is_upright_jpeg(data: object, max_pixels: int) -> bool:
@@ -193,13 +198,8 @@ def is_upright_jpeg(data: object, max_pixels: int) -> bool:
         return False
     try:
         with Image.open(io.BytesIO(pixels_only(bytes(data))), formats=["JPEG"]) as image:
-            width, height = image.size
-            return (
-                width * height <= max_pixels
-                and max(width, height) <= HIGHEST_SIDE_PX
-                and image.mode in ("L", "RGB")
-                and exif_orientation(image) == UPRIGHT
-            )
+            _check_size(image.size, max_pixels)
+            return image.mode in ("L", "RGB") and exif_orientation(image) == UPRIGHT
     except Exception:  # noqa: BLE001 - parsers raise any error, and `decode` names what is wrong
         return False
 
@@ -308,11 +308,7 @@ MaxPixels = Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)]
 
 
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of handlers that take images and have no other option.
-
-    Attributes:
-        max_pixels: an image with more pixels is refused before it is decoded.
-    """
+    """Options of handlers that take images and have no other option."""
 
     max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
 

@@ -30,28 +30,14 @@ _Spread = Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=3, max_l
 
 
 class ModuleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of handlers that run a torch module.
-
-    Attributes:
-        model: the torch module's factory: path/to/file.py:name or package.module:name.
-        model_options: its keyword arguments.
-    """
+    """Options of handlers that run a torch module; docs/handlers.md lists them."""
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     model_options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of handlers that bring all images to one size and normalise them.
-
-    Attributes:
-        max_pixels: an image with more pixels is refused before it is decoded.
-        resize_px: the shorter side after resizing.
-        crop_px: the side of the square cut from the middle.
-        mean: subtracted per channel, for values in 0..1.
-        std: divides each channel.
-        decode: where JPEGs are decoded; `gpu` is the model's CUDA device, by torchvision.
-    """
+    """Options of handlers that bring all images to one size and normalise them."""
 
     max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
     resize_px: _Side = 256

@@ -6,6 +6,7 @@ file names them.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -162,19 +163,13 @@ class OnnxProgram(Program):
     """An ONNX file, run by onnxruntime."""
 
     def __init__(self, path: Path, device: str) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
+        if importlib.util.find_spec("onnxruntime") is None:
             raise ConfigError(
                 f"{path} needs onnxruntime, which is not installed",
                 hint="pip install 'headrace[onnx]'",
-            ) from None
-        options = onnxruntime.SessionOptions()
+            )
         # As torch: this process' share of the cores.
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-        self._session = onnxruntime.InferenceSession(
-            str(path), options, providers=_providers(onnxruntime, path, device)
-        )
+        self._session = onnx_session(path, device, int(os.environ.get("OMP_NUM_THREADS", "0")))
         self.tensors = Tensors(
             inputs=[_onnx(path, one) for one in self._session.get_inputs()],
             outputs=[_onnx(path, one) for one in self._session.get_outputs()],
@@ -250,12 +245,16 @@ def _spec(path: Path, name: str, dtype: str, shape: list[Any]) -> TensorSpec:
     return TensorSpec(name=name, dtype=cast("Any", dtype), shape=shape)
 
 
-def _providers(onnxruntime: Any, path: Path, device: str) -> list[Any]:
-    cpu = "CPUExecutionProvider"
+def onnx_session(path: Path, device: str, threads: int) -> Any:
+    """Return onnxruntime's session of a file; 0 threads are its own choice."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    providers: list[Any] = ["CPUExecutionProvider"]
     kind, _, number = device.partition(":")
-    if kind == "cpu":
-        return [cpu]
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if kind != "cpu" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(number or 0)}))
+    elif kind != "cpu":
         logger.warning("%s runs on the CPU: onnxruntime has no CUDA here", path)
-        return [cpu]
-    return [("CUDAExecutionProvider", {"device_id": int(number or 0)}), cpu]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)

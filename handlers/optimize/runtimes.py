@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from handlers.common.tensor_programs import onnx_session
 from handlers.optimize.forms import Args, Flat, Run
 from handlers.optimize.source import Backend, Source, quiet
 
@@ -98,15 +99,7 @@ def _reader(quantization: Any, source: Source, path: Path) -> Any:
 
 
 def _load_onnx(source: Source, folder: Path) -> Run:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = source.threads
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if not source.on_cpu:
-        number = int(source.device.partition(":")[2] or 0)
-        providers = [("CUDAExecutionProvider", {"device_id": number}), *providers]
-    session = onnxruntime.InferenceSession(str(folder / _ONNX), options, providers=providers)
+    session = onnx_session(folder / _ONNX, source.device, source.threads)
     names = [one.name for one in session.get_inputs()]
 
     def run(args: Args) -> Sequence[Tensor]:

@@ -269,7 +269,7 @@ def _rerun(services: Services, batch_id: str, fields: BatchRequest, caller: Call
 
 def _check_endpoint(services: Services, endpoint: str) -> None:
     try:
-        model = endpoint_model(endpoint)
+        model, _ = endpoint_model(endpoint)
         if model is not None:
             services.catalog.get(model)
     except ValueError:

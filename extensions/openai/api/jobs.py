@@ -140,39 +140,36 @@ class RequestJobs:
             HeadraceError: a job is refused, or has failed.
         """
         with HangUp(self._request.receive) as client:
-            return await self._wait(client)
-
-    async def _wait(self, client: HangUp) -> list[Job]:
-        model = self._requests[0].model
-        failed_load = asyncio.create_task(
-            self._services.model_statuses.load_failed(model.name, model.asked_version)
-        )
-        failed_load.add_done_callback(lambda _: client.end_waits())
-        waits: list[asyncio.Task[Job]] = []
-        failed: list[int] = []
-        try:
-            for n, one in enumerate(self._requests):
-                waits.append(asyncio.create_task(self._success(n, one, client, failed)))
-                if n % PORTION == PORTION - 1:
-                    await asyncio.sleep(0)
-                if failed:
-                    # No further job is submitted.
-                    await waits[failed[0]]
-            return await asyncio.gather(*waits)
-        except BaseException as error:
-            # A submit on its way must arrive first: a cancel before it would find no job.
-            client.end_waits()
-            for wait in waits if isinstance(error, asyncio.CancelledError) else ():
-                wait.cancel()
-            await asyncio.wait(waits)
-            await self.cancel(len(waits))
-            if failed_load.done():
-                raise not_loaded(model.name, failed_load.result()) from None
-            raise
-        finally:
-            failed_load.cancel()
-            # Their errors hold this frame.
-            waits.clear()
+            model = self._requests[0].model
+            failed_load = asyncio.create_task(
+                self._services.model_statuses.load_failed(model.name, model.asked_version)
+            )
+            failed_load.add_done_callback(lambda _: client.end_waits())
+            waits: list[asyncio.Task[Job]] = []
+            failed: list[int] = []
+            try:
+                for n, one in enumerate(self._requests):
+                    waits.append(asyncio.create_task(self._success(n, one, client, failed)))
+                    if n % PORTION == PORTION - 1:
+                        await asyncio.sleep(0)
+                    if failed:
+                        # No further job is submitted.
+                        await waits[failed[0]]
+                return await asyncio.gather(*waits)
+            except BaseException as error:
+                # A submit on its way must arrive first: a cancel before it would find no job.
+                client.end_waits()
+                for wait in waits if isinstance(error, asyncio.CancelledError) else ():
+                    wait.cancel()
+                await asyncio.wait(waits)
+                await self.cancel(len(waits))
+                if failed_load.done():
+                    raise not_loaded(model.name, failed_load.result()) from None
+                raise
+            finally:
+                failed_load.cancel()
+                # Their errors hold this frame.
+                waits.clear()
 
     async def _success(
         self, index: int, request: ValidatedRequest, client: HangUp, failed: list[int]

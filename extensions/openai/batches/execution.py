@@ -27,7 +27,7 @@ from extensions.openai.batches.input import (
     validate,
 )
 from extensions.openai.batches.output import CANCELLED, EXPIRED, REFUSED, BatchLeaseLost, BatchSink
-from extensions.openai.batches.store import BatchStore, Lease, LineError, endpoint_model
+from extensions.openai.batches.store import BatchStore, Lease, LineError
 from extensions.openai.redis.keys import BatchField
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED
@@ -178,7 +178,7 @@ class BatchExecution:
             self._fail(sink, LineError("file_not_found", error.message, None, param))
 
     def _parameters(self, models: Collection[str]) -> Collection[str]:
-        name = endpoint_model(self.batch.spec.endpoint)
+        name = self.batch.spec.model
         if name is None or name not in models:
             return ()
         return self._client.model(name).parameters or ()

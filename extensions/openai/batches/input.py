@@ -17,7 +17,6 @@ from extensions.openai.batches.store import (
     BatchRecord,
     LineError,
     endpoint_model,
-    endpoint_version,
 )
 from extensions.openai.schema.batch_lines import line_job
 from headrace.errors import InvalidRequest
@@ -157,8 +156,7 @@ class Requests:
     ) -> None:
         self._endpoint = endpoint
         self._parameters = parameters
-        self._model = endpoint_model(endpoint)
-        self._version = endpoint_version(endpoint)
+        self._model, self._version = endpoint_model(endpoint)
         self._models = models
 
     def read(self, text: bytes) -> BatchLineRequest:

@@ -82,7 +82,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def model(self) -> str | None:
         """The model of every line; None if each line names its own."""
-        return endpoint_model(self.endpoint)
+        return endpoint_model(self.endpoint)[0]
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -126,24 +126,18 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         return self.moments["expires_at"]
 
 
-def endpoint_model(endpoint: str) -> str | None:
-    """Return the model of an endpoint; None if each line names its own.
+def endpoint_model(endpoint: str) -> tuple[str | None, str | None]:
+    """Return the model and the version of an endpoint; None for what it does not name.
 
     Raises:
         ValueError: batches do not have this endpoint.
     """
     if endpoint == JOBS_ENDPOINT or endpoint in OPENAI_ENDPOINTS:
-        return None
+        return None, None
     found = _MODEL_ENDPOINT.fullmatch(endpoint)
     if found is None:
         raise ValueError(endpoint)
-    return found[1]
-
-
-def endpoint_version(endpoint: str) -> str | None:
-    """Return the version that an endpoint names; None if it names none."""
-    found = _MODEL_ENDPOINT.fullmatch(endpoint)
-    return None if found is None else found[2]
+    return found[1], found[2]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from typing_extensions import override
 
-from handlers.common.items import ItemHandler
+from handlers.common.items import ItemHandler, grouped
 from handlers.common.tensor_programs import Array, Program, load_program
 from headrace.config.model.options import Tensors, TensorSpec, TensorType
 from headrace.errors import ConfigError, HandlerError, InputError
@@ -93,7 +93,7 @@ class TensorModel(ItemHandler):
     @override
     def inference(self, items: Any) -> Any:
         results: list[Any] = [None] * len(items)
-        for places in _groups(items):
+        for places in grouped(items, lambda item: tuple(array.shape for array in item)):
             for place, row in zip(places, self._rows([items[n] for n in places]), strict=True):
                 results[place] = row
         return results
@@ -170,14 +170,6 @@ def _compare(label: str, declared: Tensors, found: Tensors) -> None:
                 f"takes {own.dtype} {own.shape}",
                 hint="correct it, or leave `tensors` out",
             )
-
-
-def _groups(items: Sequence[Item]) -> list[list[int]]:
-    """Return the places of items that have the same shapes."""
-    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for place, item in enumerate(items):
-        found.setdefault(tuple(array.shape for array in item), []).append(place)
-    return list(found.values())
 
 
 def read_item(value: Any, specs: Sequence[TensorSpec]) -> Item:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from handlers.common.explanations import ExplainingHandler, explain_image, read_target
 from handlers.common.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
+from handlers.common.items import grouped
 from handlers.common.modules import CroppedImageOptions, load_module
 from handlers.common.tensors import Fetched, Transfer, in_order, use_channels_last
 from handlers.common.vision import centre_square, centre_square_of, tensor_of
@@ -30,12 +31,7 @@ _TRIAL_BATCH: Final = 4
 
 
 class JpegDecoder:
-    """Decodes the JPEGs of one model.
-
-    Args:
-        decode: as `torchvision.io.decode_jpeg`.
-        device: where the images are decoded.
-    """
+    """Decodes the JPEGs of one model."""
 
     def __init__(self, decode: Callable[..., Any], device: str) -> None:
         self._decode = decode
@@ -182,10 +178,11 @@ class CroppedImageHandler(ExplainingHandler, ImageHandler):
     @override
     def predict(self, items: Sequence[Tensor]) -> list[Group]:
         with torch.inference_mode():
-            return [
-                (places, self.transfer.to_host(*self.outputs(self.forward(self._prepared(group)))))
-                for places, group in groups(items)
-            ]
+            groups = grouped(items, lambda item: (item.dtype, item.shape, item.device))
+            return [(places, self._predict([items[n] for n in places])) for places in groups]
+
+    def _predict(self, group: Sequence[Tensor]) -> Fetched:
+        return self.transfer.to_host(*self.outputs(self.forward(self._prepared(group))))
 
     @override
     def results(self, outputs: list[Group]) -> list[Any]:
@@ -214,15 +211,6 @@ class CroppedImageHandler(ExplainingHandler, ImageHandler):
             return in_order(images, channels_last=self.channels_last).to(self.dtype)
         images = in_order(images.permute(0, 3, 1, 2), channels_last=self.channels_last)
         return (images - self.mean).div_(self.std).to(self.dtype)
-
-
-def groups(items: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield the places and the items of each size, type and device, in order of appearance."""
-    by_kind: dict[Any, list[int]] = {}
-    for place, item in enumerate(items):
-        by_kind.setdefault((item.dtype, item.shape, item.device), []).append(place)
-    for places in by_kind.values():
-        yield places, [items[place] for place in places]
 
 
 def image_or_tensor(

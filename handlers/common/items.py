@@ -5,6 +5,7 @@ A misspelt option is an error, not ignored.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Handler
 
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class ItemHandler(Handler):
@@ -49,6 +51,14 @@ class ItemHandler(Handler):
         except InputError as error:
             # Its frames would keep the input alive, and an input's error needs no traceback.
             return error.with_traceback(None)
+
+
+def grouped(items: Sequence[T], kind: Callable[[T], Hashable]) -> list[list[int]]:
+    """Return the places of the items of each kind, in order of appearance."""
+    found: dict[Hashable, list[int]] = {}
+    for place, item in enumerate(items):
+        found.setdefault(kind(item), []).append(place)
+    return list(found.values())
 
 
 def read_options(context: Context, kind: type[S]) -> S:

@@ -113,7 +113,6 @@ def found_objects(
 
     Args:
         detected: the model's output for the image: `boxes` (M, 4), `labels` (M), `scores` (M).
-        min_score: objects below it are left out.
 
     Raises:
         HandlerError: the output has other members.

@@ -104,7 +104,6 @@ def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> boo
 
     Args:
         most: how many tokens the model takes.
-        tokens: makes a text into tokens.
     """
     length = CHARACTERS_MAX * most
     while length < len(text):

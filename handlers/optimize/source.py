@@ -25,11 +25,9 @@ class Source:
     """A module, and the facts about its use that a backend needs.
 
     Attributes:
-        module: the module, as the handler made it.
         example: the arguments of a full batch.
         calibration: arguments of real calls.
         sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
-        threads: with how many threads it computes.
     """
 
     wanted: Optimize

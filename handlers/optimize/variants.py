@@ -47,11 +47,7 @@ def cause(error: BaseException) -> str:
 
 
 def failure(problem: str, error: BaseException, folder: Path) -> str:
-    """Return what failed, the cause, the remedy, and the file with the traceback, which is written.
-
-    Args:
-        problem: the step that failed, such as "it cannot be built".
-    """
+    """Write the traceback; return what failed, the cause, the remedy, and the file."""
     file = folder / _TRACEBACK
     with suppress(OSError):
         file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
@@ -87,7 +83,6 @@ class Site:
 
     Attributes:
         cache: the folder of all builds.
-        most: the largest batch.
         sizes: the batch sizes; empty for any.
         settings: plain data that decides over the module's inputs.
         samples: returns samples; called only if there is no verdict yet.

@@ -58,8 +58,6 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: sorts by the time of creation.
         expires_at: when it expires, in seconds since 1970.
-        filename: the name that the client gave.
-        purpose: one of PURPOSES.
         owner: the id of the API key that owns it; "" without keys.
     """
 
@@ -201,12 +199,10 @@ class FileWriter:
         """Complete the file, and return it.
 
         Args:
-            purpose: one of PURPOSES.
             ttl_s: how long it is kept; None for the default.
 
         Raises:
             FileMissing: the last part is too long ago, and the file was abandoned.
-            BrokerError: Redis is unavailable.
         """
         kept_s = self._files.ttl_s if ttl_s is None else ttl_s
         finish = script("files/finish").call([], self.id, purpose, kept_s)

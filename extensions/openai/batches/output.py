@@ -200,9 +200,6 @@ class BatchSink(Sink, CheckpointStore):
     The checkpoint is in the batch's record. One script saves rows, counts and checkpoint, and
     checks that this runner still has the batch. So the files contain exactly the rows that the
     checkpoint covers, and a runner that has lost its batch writes nothing.
-
-    Args:
-        keep_s: how long the files are kept once the batch has ended.
     """
 
     def __init__(

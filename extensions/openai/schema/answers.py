@@ -350,11 +350,7 @@ def _completion_logprobs(
 
 
 class Chunks:
-    """Makes the chunks of the answers to one request.
-
-    Args:
-        created: when the first job was submitted, in seconds since 1970.
-    """
+    """Makes the chunks of the answers to one request."""
 
     def __init__(self, request: GenerationRequest, answer_id: str, created: int) -> None:
         self._chat = isinstance(request, ChatRequest)

@@ -406,9 +406,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given.keys() - set(shape.__struct_fields__):
-        if given.pop(name) in _neutral(shape, name) or name in HINTS:
-            continue
-        raise _unsupported(shape, name)
+        _check_unsupported(shape, name, given.pop(name))
     try:
         request = msgspec.convert(given, shape)
     except msgspec.ValidationError as error:
@@ -417,23 +415,17 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
     return request
 
 
-def _neutral(shape: type[OpenAIRequest], name: str) -> Sequence[Any]:
-    """Return the values of an unsupported field that change nothing."""
-    if name in shape.unsupported:
-        return shape.unsupported[name]
-    known = shape.__struct_fields__
-    raise InvalidParameter(
-        f"unknown field {name[:64]!r}{did_you_mean(name[:64], known)}", name[:64]
-    )
-
-
-def _unsupported(shape: type[OpenAIRequest], name: str) -> InvalidParameter:
-    values = " or ".join(msgspec.json.encode(one).decode() for one in shape.unsupported[name])
-    return InvalidParameter(
-        f"{name} is not supported here",
-        name,
-        hint=f"Leave it out, or give {values}." if values else "Leave it out.",
-    )
+def _check_unsupported(shape: type[OpenAIRequest], name: str, value: Any) -> None:
+    """Refuse a field that this server does not have, unless its value changes nothing."""
+    if name not in shape.unsupported:
+        hint = did_you_mean(name[:64], shape.__struct_fields__)
+        raise InvalidParameter(f"unknown field {name[:64]!r}{hint}", name[:64])
+    neutral = shape.unsupported[name]
+    if value in neutral or name in HINTS:
+        return
+    values = " or ".join(msgspec.json.encode(one).decode() for one in neutral)
+    hint = f"Leave it out, or give {values}." if values else "Leave it out."
+    raise InvalidParameter(f"{name} is not supported here", name, hint=hint)
 
 
 def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> InvalidParameter:

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
-from handlers.common.items import read_options
+from handlers.common.items import ItemHandler
 from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
@@ -77,15 +77,16 @@ class _Answer:
     logprobs: AnswerLogprobs | None = None
 
 
-class LanguageModel(Generator):
+class LanguageModel(ItemHandler, Generator):
     """Continues texts and answers chats."""
 
+    overlap = False
+    options_kind = LanguageModelOptions
     options: LanguageModelOptions
 
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        self.options = read_options(context, LanguageModelOptions)
         self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
@@ -114,16 +115,8 @@ class LanguageModel(Generator):
         return {"prompt": "Python", "max_tokens": 2}
 
     @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._request_or_error(value) for value in inputs]
-
-    def _request_or_error(self, value: Any) -> Request | InputError:
-        try:
-            return self._request(read_input(value))
-        except InputError as error:
-            return error.with_traceback(None)
-
-    def _request(self, asked: GenerationInput) -> Request:
+    def item(self, data: Any) -> Request:
+        asked = read_input(data)
         tokens = self._tokens(asked)
         room = self.context_tokens - len(tokens)
         if room < 1:

@@ -40,7 +40,6 @@ class NewTokens:
     Attributes:
         tokens: the new ones; an end token is among them.
         finish: "stop" after an end token, "length" after `max_tokens`; None while it runs.
-        error: it has ended with this error.
         likelihoods: one for each token, if the prompt wants log probabilities.
     """
 

@@ -199,12 +199,11 @@ class ContinuousEngine(Engine):
 
     @override
     def lacks_memory(self) -> bool:
-        needed = sum(self._soon(one.prompt, one.returned) for one in self._running.values())
+        needed = sum(
+            self.cost(len(one.prompt.tokens) + min(one.returned + AHEAD, one.prompt.max_tokens))
+            for one in self._running.values()
+        )
         return needed > self._pages * self._page or self._scheduler.stuck
-
-    def _soon(self, prompt: Prompt, returned: int) -> int:
-        """Return what a prompt takes of the budget with its next tokens."""
-        return self.cost(len(prompt.tokens) + min(returned + AHEAD, prompt.max_tokens))
 
     @override
     def pause(self, prompt_ids: Set[str]) -> None:

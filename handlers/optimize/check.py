@@ -68,7 +68,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         times: by batch size, ascending.
         wrong: why it may not be used at any speed: its outputs are wrong, or it does not run; "" if
             it may.
-        broken: it does not run.
         judged_at: when the outputs were compared, in seconds since 1970.
     """
 

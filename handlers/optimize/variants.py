@@ -116,6 +116,11 @@ class Installed:
     problem: str = "the module itself is wanted"
     keep: Callable[[Verdict], None] = lambda _: None
 
+    @property
+    def used(self) -> bool:
+        """Whether the variant is in the module's place."""
+        return not self.problem
+
 
 def install(
     exportable: Exportable, wanted: Optimize, site: Site, *, refused_too: bool = False

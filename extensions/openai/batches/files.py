@@ -8,7 +8,6 @@ part arrives for ABANDONED_S seconds its record expires, and the sweep deletes i
 from __future__ import annotations
 
 import logging
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -22,7 +21,6 @@ from extensions.openai.redis import script
 from extensions.openai.redis.keys import FileField
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
-from headrace.jobs.ids import new_id
 from headrace.payloads.index import GRACE_S
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores
@@ -70,15 +68,10 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
 
 
-def new_file_id() -> str:
-    """Return an id that sorts behind those created before."""
-    return "file-" + new_id().replace("-", "")
-
-
 class FileStore(RecordStore[StoredFile]):
     """Files."""
 
-    id_form = re.compile("file-[0-9a-f]{32}")
+    prefix = "file-"
     record_key = keys.file
     every = batch_keys.FILES
     of = batch_keys.files_of
@@ -112,7 +105,7 @@ class FileStore(RecordStore[StoredFile]):
 
     def begin(self, name: str, owner: str) -> FileWriter:
         """Begin to write a file."""
-        file_id = new_file_id()
+        file_id = self.new_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
         self.client.call(script("files/begin").call([], file_id, ABANDONED_S * 1000, *fields))
         return FileWriter(self, file_id, owner)

@@ -13,6 +13,7 @@ from typing import ClassVar, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import HeadraceError
+from headrace.jobs.ids import new_id
 from headrace.redis.keys import Prefix
 from headrace.redis.script_client import ScriptClient
 
@@ -45,19 +46,23 @@ class RecordStore(ABC, Generic[Item]):
     unavailable. A caller sees only its own items.
 
     Attributes:
-        id_form: what an id looks like.
+        prefix: how its ids begin.
         record_key: the record of an id.
         every: the list of all ids.
         of: the list of one key.
     """
 
-    id_form: ClassVar[re.Pattern[str]]
+    prefix: ClassVar[str]
     record_key: ClassVar[Prefix]
     every: ClassVar[str]
     of: ClassVar[Prefix]
 
     def __init__(self, client: ScriptClient) -> None:
         self.client = client
+
+    def new_id(self) -> str:
+        """Return an id that sorts behind those created before."""
+        return self.prefix + new_id().replace("-", "")
 
     @abstractmethod
     def decode(self, item_id: str, record: Mapping[bytes, bytes]) -> Item | None:
@@ -73,7 +78,8 @@ class RecordStore(ABC, Generic[Item]):
         Raises:
             FileMissing, BatchNotFound: no such item.
         """
-        found = self._read([item_id])[0] if self.id_form.fullmatch(item_id) else None
+        is_id = re.fullmatch(self.prefix + "[0-9a-f]{32}", item_id)
+        found = self._read([item_id])[0] if is_id else None
         if found is None or not caller.may_see(found.owner):
             raise self.missing(item_id)
         return found

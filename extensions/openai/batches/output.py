@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from extensions.openai.batches.files import PART_BYTES, FileStore, new_file_id
+from extensions.openai.batches.files import PART_BYTES, FileStore
 from extensions.openai.batches.store import (
     JOBS_ENDPOINT,
     OPENAI_ENDPOINTS,
@@ -119,7 +119,7 @@ class OutputFile:
         keep_s: int,
         mark: Sequence[str | int] | None = None,
     ) -> None:
-        start = mark or (new_file_id(), 0, "")
+        start = mark or (files.new_id(), 0, "")
         self.id, self._offset, self._tail = str(start[0]), int(start[1]), str(start[2])
         self._files = files
         self._name = name

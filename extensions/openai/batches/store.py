@@ -18,7 +18,6 @@ from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import SHAPES
 from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.errors import BatchNotFound
-from headrace.jobs.ids import new_id
 from headrace.jobs.job import Count
 from headrace.redis.clock import US_PER_S
 from headrace.redis.script_client import ScriptClient
@@ -190,7 +189,7 @@ class BatchStore(RecordStore[BatchRecord]):
         lease_s: how long a lease lasts without renewal.
     """
 
-    id_form = re.compile("batch_[0-9a-f]{32}")
+    prefix = "batch_"
     record_key = batch_keys.batch
     every = batch_keys.BATCHES
     of = batch_keys.batches_of
@@ -233,8 +232,7 @@ class BatchStore(RecordStore[BatchRecord]):
 
     def create(self, spec: BatchSpec) -> BatchRecord:
         """Create a batch, which waits for a runner."""
-        # It sorts behind those created before.
-        batch_id = "batch_" + new_id().replace("-", "")
+        batch_id = self.new_id()
         text = msgspec.json.encode(spec)
         create = script("batches/create").call(
             [], batch_id, text, spec.window_s, self._keep_s, spec.owner

@@ -49,7 +49,7 @@ def test_a_wrong_variant_is_refused_and_the_verdict_is_kept(tmp_path: Path) -> N
         held = Held(trained())
         found = held.install(tmp_path, precision="bfloat16", max_error=1e-9)
         assert "more than max_error, 1e-09" in found.verdict.refused
-        assert (bool(found.problem), held.forward is held.module) == (True, True)
+        assert (found.used, held.forward is held.module) == (False, True)
         assert held.sampled == sampled
     # Another limit is another question, for which the same build is used.
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
@@ -83,13 +83,13 @@ def test_a_slower_variant_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "slower than eager: 0.50 times as fast (0.50 to 0.50)" in found.verdict.refused
     assert held.forward is held.module
     # A comparison of variants measures it all the same.
-    assert not held.install(tmp_path, precision="bfloat16", refused_too=True).problem
+    assert held.install(tmp_path, precision="bfloat16", refused_too=True).used
     assert held.forward is not held.module
 
 
 def test_eager_float_is_the_module_itself(tmp_path: Path) -> None:
     held = Held(trained())
-    assert held.install(tmp_path).problem
+    assert held.install(tmp_path).used is False
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_a_build_that_fails_is_refused_and_not_tried_again(
     assert tried == [1]
     # What cannot be built is not measured as if it were.
     held = Held(trained())
-    assert held.install(tmp_path, backend="torchscript", refused_too=True).problem
+    assert held.install(tmp_path, backend="torchscript", refused_too=True).used is False
     held.install(tmp_path, backend="torchscript", again=True)
     assert tried == [1, 1]
 
@@ -132,10 +132,10 @@ def test_a_verdict_is_kept_until_it_is_judged_again(
     kept.keep(kept.verdict.timed({MOST: [(1.0, 9e9)] * 6}))
     slower = held.install(tmp_path, backend="torchscript")
     assert slower.verdict.refused.startswith("it is slower than eager")
-    assert slower.problem == slower.verdict.refused
+    assert (slower.used, slower.problem) == (False, slower.verdict.refused)
     assert not slower.verdict.timed({MOST: [(9e9, 1.0)] * 3}).refused
     again = held.install(tmp_path, backend="torchscript", again=True)
-    assert (again.problem, held.sampled) == ("", 2)
+    assert (again.used, held.sampled) == (True, 2)
     assert again.verdict.judged_at > first.verdict.judged_at
 
 
@@ -162,7 +162,7 @@ def test_a_build_without_fixed_sizes_serves_another_max_batch_size(
     built = []
     builds(lambda source, folder: built.append(1))
     for most in (4, 8):
-        assert not Held(trained(), most).install(tmp_path, backend="torchscript").problem
+        assert Held(trained(), most).install(tmp_path, backend="torchscript").used
     assert built == [1]
 
 
@@ -177,7 +177,7 @@ def test_a_full_disk_is_no_verdict(builds: Callable[[Build], None], tmp_path: Pa
     builds(build)
     first = Held(trained()).install(tmp_path, backend="torchscript")
     assert "No space left" in first.verdict.refused
-    assert not Held(trained()).install(tmp_path, backend="torchscript").problem
+    assert Held(trained()).install(tmp_path, backend="torchscript").used
 
 
 def test_two_processes_share_one_build(builds: Callable[[Build], None], tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def _install_and_exit(folder: Path, arrived: Path) -> None:
     torch.set_num_threads(1)  # the threads of the parent are not here
     held = Held(trained())
     (arrived / str(os.getpid())).touch()
-    os._exit(1 if held.install(folder, backend="torchscript").problem else 0)
+    os._exit(0 if held.install(folder, backend="torchscript").used else 1)
 
 
 def test_a_kill_during_the_build_leaves_nothing_broken(
@@ -228,7 +228,7 @@ def test_a_kill_during_the_build_leaves_nothing_broken(
     process.join(timeout=60)
     builds(lambda source, target: None)
     held = Held(trained())
-    assert not held.install(folder, backend="torchscript").problem
+    assert held.install(folder, backend="torchscript").used
     assert held.apart() == 0
     # What the killed process has left is removed.
     assert not list(folder.rglob("half"))

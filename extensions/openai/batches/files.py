@@ -30,10 +30,9 @@ from headrace.redis.scripts import pages_of
 
 logger = logging.getLogger(__name__)
 
-#: The purpose of a file that a client uploads, and of one that a batch writes.
+#: The purpose of a file that a client uploads.
 BATCH: Final = "batch"
-BATCH_OUTPUT: Final = "batch_output"
-PURPOSES: Final = (BATCH, BATCH_OUTPUT)
+PURPOSES: Final = (BATCH, "batch_output")
 #: The longest time that a file is kept, in seconds.
 KEEP_MAX_S: Final = 30 * 86_400
 NAME_MAX_CHARS: Final = 255
@@ -47,7 +46,6 @@ ABANDONED_S: Final = GRACE_S - 60
 _PART_TTL_S: Final = KEEP_MAX_S + 86_400
 #: In the place of a model in the entries of parts.
 _MODEL: Final = "-"
-_DROP_PARTS: Final = 500
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +127,7 @@ class FileStore(RecordStore[StoredFile]):
     def drop(self, file_id: str, refs: list[str]) -> None:
         """Delete parts that the file's record does not name (any more)."""
         entries = [PayloadEntry(ref, file_id, _MODEL, "f") for ref in refs]
-        for some in pages_of(entries, _DROP_PARTS):
+        for some in pages_of(entries, 500):
             try:
                 self.stores.drop(*some)
             except HeadraceError as error:

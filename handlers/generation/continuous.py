@@ -142,9 +142,9 @@ class ContinuousEngine(Engine):
         self._scheduler = _SchedulerState()
         scheduler_name = f"headrace {next(_SCHEDULER_NUMBERS)}"
         SCHEDULER_MAPPING[scheduler_name] = partial(FairScheduler, self._scheduler)
-        sampler = _Sampler(self._running)
+        self._sampler = _Sampler(self._running)
         # The manager makes its processors of those of the model.
-        model._get_logits_processor = lambda _config: LogitsProcessorList([sampler])
+        model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
         settings: Any = GenerationConfig
         self.manager = model.init_continuous_batching(
             generation_config=settings(do_sample=False, eos_token_id=end_tokens),

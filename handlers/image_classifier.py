@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.image_modules import CroppedImageHandler
-from handlers.common.images import read_options
+from handlers.common.items import read_options
 from handlers.common.modules import CroppedImageOptions, load_names
 from handlers.common.vision import best_classes
 from headrace.handler import Context
@@ -31,13 +31,7 @@ _DTYPES: Final = {
 
 
 class ClassifierOptions(CroppedImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `image_classifier`.
-
-    Attributes:
-        index_to_name: JSON file {"0": "tench"} or {"0": ["n01440764", "tench"]}.
-        top_k: how many classes a result has.
-        precision: the module's weights and activations; probabilities are always float.
-    """
+    """Options of `image_classifier`; docs/handlers.md lists them."""
 
     model: Annotated[str, Meta(min_length=1)] | None = "handlers.resnet:resnet18"
     index_to_name: str | None = None

@@ -14,18 +14,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.image_modules import CroppedImageHandler
-from handlers.common.modules import CroppedImageOptions
 from handlers.common.vision import pixel_classes, segmentation_logits
-
-
-class SegmenterOptions(CroppedImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `image_segmenter`."""
 
 
 class ImageSegmenter(CroppedImageHandler):
     """Returns the likeliest class of each pixel, and its probability."""
-
-    options_kind = SegmenterOptions
 
     @override
     def outputs(self, output: Any) -> tuple[Tensor, ...]:

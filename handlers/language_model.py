@@ -22,15 +22,11 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
-from handlers.common.images import read_options
-from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, whole
+from handlers.common.items import ItemHandler
+from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
-from handlers.generation.inputs import (
-    GenerationInput,
-    is_far_too_long,
-    read_input,
-)
+from handlers.generation.inputs import GenerationInput, is_far_too_long, read_input
 from handlers.generation.sampling import Sampling
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
@@ -50,17 +46,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `language_model`.
-
-    Attributes:
-        folder: the model's folder; a relative path starts at the models file's folder.
-        engine: "continuous" runs many requests in one batch, "generate" one after the other,
-            "vllm" gives them to vLLM. "auto" is "continuous" where the model supports it.
-        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
-        context: the most tokens of a prompt with its answer; by default what the model allows.
-        max_tokens: the most new tokens of a request that names no `max_tokens`.
-        cache_tokens: for how many tokens of running requests there is memory.
-    """
+    """Options of `language_model`; docs/handlers.md lists them."""
 
     folder: Annotated[str, Meta(min_length=1)] | None = None
     engine: Literal["auto", "continuous", "generate", "vllm"] = "auto"
@@ -70,17 +56,17 @@ class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     cache_tokens: _Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked input: its prompt as tokens, and how it is continued."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(Prompt):
+    """A checked input.
 
-    tokens: list[int]
-    max_tokens: int
+    Attributes:
+        stop: texts before which the answer ends.
+        seeded: the client has given the seed.
+    """
+
     stop: Sequence[str]
-    sampling: Sampling
     seeded: bool
-    ignore_end: bool
-    logprobs: int | None = None
 
 
 @dataclass(slots=True)
@@ -91,15 +77,16 @@ class _Answer:
     logprobs: AnswerLogprobs | None = None
 
 
-class LanguageModel(Generator):
+class LanguageModel(ItemHandler, Generator):
     """Continues texts and answers chats."""
 
+    overlap = False
+    options_kind = LanguageModelOptions
     options: LanguageModelOptions
 
     @override
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        self.options = read_options(context, LanguageModelOptions)
         self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
@@ -107,13 +94,9 @@ class LanguageModel(Generator):
         self._share_used = 1.0
 
     def _load(self, context: Context) -> None:
-        from transformers import AutoTokenizer, GenerationConfig
-        from transformers.utils import logging
+        from transformers import GenerationConfig
 
-        logging.disable_progress_bar()
-        logging.set_verbosity_warning()
-        # Their types change from version to version.
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        self.tokenizer = load_tokenizer(self.folder)
         self._backend: Any = getattr(self.tokenizer, "backend_tokenizer", None)
         config: Any = GenerationConfig
         try:
@@ -132,16 +115,8 @@ class LanguageModel(Generator):
         return {"prompt": "Python", "max_tokens": 2}
 
     @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._request_or_error(value) for value in inputs]
-
-    def _request_or_error(self, value: Any) -> Request | InputError:
-        try:
-            return self._request(read_input(value))
-        except InputError as error:
-            return error.with_traceback(None)
-
-    def _request(self, asked: GenerationInput) -> Request:
+    def item(self, data: Any) -> Request:
+        asked = read_input(data)
         tokens = self._tokens(asked)
         room = self.context_tokens - len(tokens)
         if room < 1:
@@ -159,17 +134,17 @@ class LanguageModel(Generator):
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
         given = {
             name: value
-            for name in ("temperature", "top_p", "top_k")
+            for name in ("temperature", "top_p", "top_k", "seed")
             if (value := getattr(asked, name)) is not None
         }
         return Request(
-            tokens,
-            wanted or min(self.options.max_tokens, room),
-            asked.stops,
-            msgspec.structs.replace(self.defaults, **given).sampling(asked.seed or 0),
-            asked.seed is not None,
-            asked.ignore_eos,
-            asked.logprobs,
+            tokens=tokens,
+            max_tokens=wanted or min(self.options.max_tokens, room),
+            sampling=replace(self.defaults, **given),
+            ignore_end=asked.ignore_eos,
+            logprobs=asked.logprobs,
+            stop=asked.stops,
+            seeded=asked.seed is not None,
         )
 
     def _tokens(self, asked: GenerationInput) -> list[int]:
@@ -200,11 +175,11 @@ class LanguageModel(Generator):
 
     @override
     def budget(self) -> Budget:
-        whole = self.engine.budget()
+        room = self.engine.budget()
         if not self._answers:
-            return whole
+            return room
         taken = sum(self.likely_cost(one.request, one.count) for one in self._answers.values())
-        return Budget(whole.slots, int(whole.tokens * (1 - _MARGIN)) - taken)
+        return Budget(room.slots, int(room.tokens * (1 - _MARGIN)) - taken)
 
     @override
     def cost(self, request: Request) -> int:
@@ -232,7 +207,8 @@ class LanguageModel(Generator):
     @override
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
         resumed = list(resume_from)
-        answer = _Answer(request, self._text(request, resumed), len(resumed))
+        text = Detokenizer(self._decode, request.stop, resumed)
+        answer = _Answer(request, text, len(resumed))
         if request.logprobs is not None:
             answer.logprobs = AnswerLogprobs(self.token_texts)
         if finish := self._finished(answer, resumed):
@@ -244,23 +220,17 @@ class LanguageModel(Generator):
             sampling = replace(sampling, seed=zlib.crc32(request_id.encode()))
         self._answers[request_id] = answer
         try:
-            self.engine.add(
-                request_id,
-                Prompt(
-                    request.tokens + resumed,
-                    request.max_tokens - len(resumed),
-                    sampling,
-                    len(resumed),
-                    request.ignore_end,
-                    request.logprobs,
-                ),
+            prompt = replace(
+                request,
+                tokens=[*request.tokens, *resumed],
+                max_tokens=request.max_tokens - len(resumed),
+                sampling=sampling,
+                position=len(resumed),
             )
+            self.engine.add(request_id, prompt)
         except BaseException:
             del self._answers[request_id]
             raise
-
-    def _text(self, request: Request, resumed: list[int]) -> Detokenizer:
-        return Detokenizer(self._decode, request.stop, resumed)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._backend is not None:
@@ -312,7 +282,7 @@ class LanguageModel(Generator):
 
     @override
     def postprocess(self, outputs: list[Any]) -> list[Any]:
-        return [whole(output) for output in outputs]
+        return [result_of(output) for output in outputs]
 
     @override
     def cancel(self, request_id: str) -> dict[str, int] | None:
@@ -323,18 +293,6 @@ class LanguageModel(Generator):
         ended = [piece for piece in self._ended if piece.id == request_id]
         self._ended = [piece for piece in self._ended if piece.id != request_id]
         return ended[0].usage if ended else None
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What the model's folder sets for requests that do not."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-
-    def sampling(self, seed: int) -> Sampling:
-        """Return them as parameters of a request."""
-        return Sampling(self.temperature, self.top_p, self.top_k, seed)
 
 
 def _usage(answer: _Answer) -> dict[str, int]:
@@ -363,16 +321,37 @@ def model_folder(context: Context, option: str | None) -> Path:
     return folder
 
 
-def _defaults(config: Any) -> SamplingDefaults:
-    """Return the parameters of a generation_config.json."""
+def load_tokenizer(folder: Path) -> Any:
+    """Return the tokenizer of a folder; its type changes from version to version."""
+    from transformers import AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_warning()
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def dtype_on(device: str, option: str) -> str:
+    """Return the type of weights that the option `dtype` names, for transformers."""
+    return "float32" if option == "auto" and device.startswith("cpu") else option
+
+
+def context_of(config: Any, option: int | None) -> int:
+    """Return the most tokens that a model takes, by its configuration and the option `context`."""
+    allowed = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 20
+    return min(option or allowed, allowed)
+
+
+def _defaults(config: Any) -> Sampling:
+    """Return the parameters of a generation_config.json, for requests that set none."""
     if config.do_sample is False:
-        return SamplingDefaults(temperature=0.0)
+        return Sampling()
 
     def given(name: str, otherwise: float) -> Any:
         value = getattr(config, name, None)
         return otherwise if value is None else value
 
-    return SamplingDefaults(
+    return Sampling(
         float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
     )
 
@@ -395,24 +374,17 @@ def _engine(
 
         vllm = VllmEngine(folder, options.dtype, options.context, slots, end_tokens)
         return vllm, vllm.context
-    import torch
     from transformers import AutoModelForCausalLM
 
-    device = torch.device(context.device)
-    dtype = options.dtype
-    if dtype == "auto" and device.type == "cpu":
-        dtype = "float32"
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder,
-        dtype=dtype,
+        dtype=dtype_on(context.device, options.dtype),
         local_files_only=True,
         use_safetensors=True,
         attn_implementation="sdpa",
     )
-    model = model.to(device).eval()
-    text_config = model.config.get_text_config()
-    allowed = getattr(text_config, "max_position_embeddings", None) or 1 << 20
-    most = min(options.context or allowed, allowed)
+    model = model.to(context.device).eval()
+    most = context_of(model.config, options.context)
     continuous = options.engine == "continuous" or (
         options.engine == "auto" and not getattr(model, "_is_stateful", False)
     )

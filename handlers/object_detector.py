@@ -17,27 +17,24 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.image_modules import ExplainingHandler, image_or_tensor
-from handlers.common.images import to_rgb
-from handlers.common.modules import ImageModuleOptions, load_module, load_names
+from handlers.common.explanations import ExplainingHandler
+from handlers.common.image_modules import image_or_tensor
+from handlers.common.images import DEFAULT_MAX_PIXELS, ImageHandler, MaxPixels, to_rgb
+from handlers.common.modules import ModuleOptions, load_module, load_names
 from handlers.common.vision import MIN_SCORE, found_objects, pixels
 from headrace.errors import HandlerError, InputError
 from headrace.handler import Context
 
 
-class DetectorOptions(ImageModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `object_detector`.
+class DetectorOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `object_detector`; docs/handlers.md lists them."""
 
-    Attributes:
-        index_to_name: JSON file {"1": "person"} or {"1": ["n00007846", "person"]}.
-        min_score: objects below it are left out.
-    """
-
+    max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
     index_to_name: str | None = None
     min_score: Annotated[float, Meta(ge=0, le=1)] = MIN_SCORE
 
 
-class ObjectDetector(ExplainingHandler):
+class ObjectDetector(ExplainingHandler, ImageHandler):
     """Returns the objects in an image: their boxes, labels and scores."""
 
     options_kind = DetectorOptions

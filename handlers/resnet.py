@@ -45,7 +45,6 @@ class BasicBlock(_Block):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Return feature maps of feature maps."""
         carried = self._carried(images)
         out = self.relu(self.bn1(self.conv1(images)))
         result: Tensor = self.relu(self.bn2(self.conv2(out)) + carried)
@@ -71,7 +70,6 @@ class Bottleneck(_Block):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Return feature maps of feature maps."""
         carried = self._carried(images)
         out = self.relu(self.bn1(self.conv1(images)))
         out = self.relu(self.bn2(self.conv2(out)))

@@ -15,18 +15,19 @@ import base64
 import binascii
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import methodcaller
 from typing import Any, Final, Literal
 
 import msgspec
 import numpy as np
 from typing_extensions import override
 
-from handlers.common.images import read_options
+from handlers.common.items import ItemHandler, grouped
 from handlers.common.tensor_programs import Array, Program, load_program
 from headrace.config.model.options import Tensors, TensorSpec, TensorType
 from headrace.errors import ConfigError, HandlerError, InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 
 _NPY: Final = b"\x93NUMPY"
 #: Example inputs are not made larger than this.
@@ -38,20 +39,16 @@ Item = tuple[Array, ...]
 
 
 class TensorOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `tensor_model`.
-
-    Attributes:
-        results: how tensors are returned: as lists, or as base64 of their bytes.
-    """
+    """Options of `tensor_model`; docs/handlers.md lists them."""
 
     results: Literal["lists", "base64"] = "lists"
 
 
-class TensorModel(Handler):
+class TensorModel(ItemHandler):
     """Runs the program in `weights`."""
 
-    overlap = True
     preprocess_per_item = True
+    options_kind = TensorOptions
     program: Program
     tensors: Tensors
     options: TensorOptions
@@ -68,7 +65,6 @@ class TensorModel(Handler):
         self._load(context, "cpu")
 
     def _load(self, context: Context, device: str) -> None:
-        self.options = read_options(context, TensorOptions)
         if context.weights is None:
             raise ConfigError(
                 f"model {context.model_name}: tensor_model needs a program",
@@ -91,13 +87,13 @@ class TensorModel(Handler):
         return example
 
     @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item_or_error(value) for value in inputs]
+    def item(self, data: Any) -> Item:
+        return read_item(data, self.tensors.inputs)
 
     @override
     def inference(self, items: Any) -> Any:
         results: list[Any] = [None] * len(items)
-        for places in _groups(items):
+        for places in grouped(items, lambda item: tuple(array.shape for array in item)):
             for place, row in zip(places, self._rows([items[n] for n in places]), strict=True):
                 results[place] = row
         return results
@@ -105,14 +101,10 @@ class TensorModel(Handler):
     @override
     def postprocess(self, outputs: Any) -> list[Any]:
         names = [spec.name for spec in self.tensors.outputs]
-        write = _as_list if self.options.results == "lists" else _as_base64
+        write: Callable[[Array], Any] = _as_base64
+        if self.options.results == "lists":
+            write = methodcaller("tolist")
         return [dict(zip(names, map(write, row), strict=True)) for row in outputs]
-
-    def _item_or_error(self, value: Any) -> Any:
-        try:
-            return read_item(value, self.tensors.inputs)
-        except InputError as error:
-            return error.with_traceback(None)
 
     def _rows(self, items: Sequence[Item]) -> list[Item]:
         """Return the outputs of items with the same shapes, each as a row of every output."""
@@ -139,11 +131,7 @@ class TensorModel(Handler):
 
 
 def _tensors(context: Context, program: Program) -> Tensors:
-    """Return the declared tensors of a model, else those that its file names.
-
-    Raises:
-        ConfigError: neither names any, or they do not fit.
-    """
+    """Return the declared tensors of a model, else those that its file names."""
     label = f"model {context.model_name}"
     if not context.tensors:
         if program.tensors is None:
@@ -182,14 +170,6 @@ def _compare(label: str, declared: Tensors, found: Tensors) -> None:
                 f"takes {own.dtype} {own.shape}",
                 hint="correct it, or leave `tensors` out",
             )
-
-
-def _groups(items: Sequence[Item]) -> list[list[int]]:
-    """Return the places of items that have the same shapes."""
-    found: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for place, item in enumerate(items):
-        found.setdefault(tuple(array.shape for array in item), []).append(place)
-    return list(found.values())
 
 
 def read_item(value: Any, specs: Sequence[TensorSpec]) -> Item:
@@ -266,6 +246,7 @@ def _kind_name(found: Array, value: Any) -> str:
 
 
 def _from_bytes(body: bytes, shape: Any, spec: TensorSpec) -> Array:
+    """Return the array, in this machine's byte order and writable, as torch wants it."""
     if body.startswith(_NPY):
         return _from_npy(body, spec)
     kind = np.dtype(spec.dtype).newbyteorder("<")
@@ -285,7 +266,7 @@ def _from_bytes(body: bytes, shape: Any, spec: TensorSpec) -> Array:
         raise InputError(
             f"{spec.name}: expected {expected} bytes of {spec.dtype} {shape}, got {len(body)}"
         )
-    return _native(np.frombuffer(body, kind), spec).reshape(shape)
+    return np.frombuffer(body, kind).astype(spec.dtype).reshape(shape)
 
 
 def _from_npy(body: bytes, spec: TensorSpec) -> Array:
@@ -304,13 +285,8 @@ def _from_npy(body: bytes, spec: TensorSpec) -> Array:
         raise InputError(f"{spec.name}: expected {spec.dtype}, got an .npy file of {kind}")
     if math.prod(shape) * kind.itemsize != len(body) - file.tell():
         raise InputError(f"{spec.name}: the .npy file is not complete")
-    flat = _native(np.frombuffer(body, kind, offset=file.tell()), spec)
+    flat = np.frombuffer(body, kind, offset=file.tell()).astype(spec.dtype)
     return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
-
-
-def _native(array: Array, spec: TensorSpec) -> Array:
-    """Return the array in this machine's byte order, and writable, as torch wants it."""
-    return array.astype(spec.dtype)
 
 
 def _check_shape(array: Array, spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
@@ -332,10 +308,6 @@ def _check_shape(array: Array, spec: TensorSpec, sizes: dict[str, tuple[int, str
                 raise InputError(
                     f"{spec.name}: its dimension {size} is {found}, but {known} in {other}"
                 )
-
-
-def _as_list(row: Array) -> Any:
-    return row.tolist()
 
 
 def _as_base64(row: Array) -> dict[str, Any]:

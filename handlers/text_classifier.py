@@ -9,7 +9,7 @@ A result is `{"sports": 0.9, ...}` with the probability of every class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,37 +20,30 @@ from typing_extensions import override
 
 from handlers.common import text
 from handlers.common.explanations import (
-    asked_targets,
+    ExplainingHandler,
     importances_of,
     read_target,
     text_attributions,
     text_gradients,
 )
-from handlers.common.images import read_options
-from handlers.common.modules import TextModuleOptions, load_module, load_names
-from headrace.errors import HandlerError, InputError
-from headrace.handler import Context, Exportable, Handler
+from handlers.common.modules import ModuleOptions, load_module, load_names
+from headrace.errors import InputError
+from headrace.handler import Context, Exportable
 
 
-class TextOptions(TextModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `text_classifier`.
-
-    Attributes:
-        index_to_name: JSON file {"0": "sports"}.
-        vocabulary: file of ids by token, which `torch.save` wrote.
-        ngrams: the longest n-grams that are tokens.
-    """
+class TextOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `text_classifier`; docs/handlers.md lists them."""
 
     index_to_name: str | None = None
     vocabulary: Annotated[str, Meta(min_length=1)] = text.VOCABULARY_FILE
     ngrams: Annotated[int, Meta(ge=1, le=10)] = text.NGRAMS
 
 
-class TextClassifier(Handler):
+class TextClassifier(ExplainingHandler):
     """Returns the probability of each class of a text."""
 
-    overlap = True
     preprocess_per_item = True
+    options_kind = TextOptions
     options: TextOptions
     forward: Callable[[Tensor, Tensor], Tensor]
 
@@ -73,7 +66,6 @@ class TextClassifier(Handler):
     @override
     def initialize_preprocess(self, context: Context) -> None:
         super().initialize_preprocess(context)
-        self.options = read_options(context, TextOptions)
         path = context.model_dir / Path(self.options.vocabulary).expanduser()
         self.vocabulary = text.load_vocabulary(path, weights_only=context.weights_only)
 
@@ -84,55 +76,46 @@ class TextClassifier(Handler):
         return next((word for word in known if text.tokens(str(word)) == [word]), None)
 
     @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        targets = asked_targets(self.context, len(inputs))
+    def item(self, data: Any) -> Tensor:
+        """Return the ids of the tokens of a text, (T)."""
+        return text.token_ids(self.vocabulary, self._words(data), self.options.ngrams)
+
+    @override
+    def predict(self, items: Sequence[Tensor]) -> Any:
+        with torch.inference_mode():
+            return self._logits(self.forward, items).float().softmax(dim=1).tolist()
+
+    @override
+    def results(self, outputs: Any) -> list[Any]:
         return [
-            self._item_or_error(data, place in targets, targets.get(place))
-            for place, data in enumerate(inputs)
+            {self.names.get(n, str(n)): probability for n, probability in enumerate(row)}
+            for row in outputs
         ]
 
     @override
-    def inference(self, items: Any) -> list[Any]:
-        found: list[Any] = [
-            None if isinstance(item, Tensor) else self._explanation_or_error(*item)
-            for item in items
-        ]
-        plain = [item for item in items if isinstance(item, Tensor)]
-        rows = iter(self._probabilities(plain) if plain else ())
-        return [next(rows) if one is None else one for one in found]
+    def to_explain(self, item: Tensor, data: Any) -> Any:
+        return item, self._words(data)
 
-    def _item_or_error(self, data: Any, explained: bool, target: Any) -> Any:
-        try:
-            words = text.tokens(read_text(data))
-            ids = text.token_ids(self.vocabulary, words, self.options.ngrams)
-        except InputError as error:
-            return error.with_traceback(None)
-        return [ids, words, target] if explained else ids
+    @override
+    def explain(self, item: Any, target: Any) -> Any:
+        ids, words = item
+        gradients = text_gradients(self.model)
+        if target is None:
+            with torch.inference_mode():
+                target = int(self._logits(self.model, [ids]).argmax())
+        ids = ids.to(self.context.device)
+        found = text_attributions(gradients, ids, read_target(target))
+        return {"importances": importances_of(found).tolist(), "words": words}
 
-    def _probabilities(self, items: list[Tensor]) -> list[dict[str, float]]:
-        with torch.inference_mode():
-            rows = self._logits(self.forward, items).float().softmax(dim=1).tolist()
-        return [
-            {self.names.get(n, str(n)): probability for n, probability in enumerate(row)}
-            for row in rows
-        ]
+    def _words(self, data: Any) -> list[str]:
+        return text.tokens(read_text(data))
 
-    def _logits(self, forward: Callable[[Tensor, Tensor], Tensor], items: list[Tensor]) -> Tensor:
+    def _logits(
+        self, forward: Callable[[Tensor, Tensor], Tensor], items: Sequence[Tensor]
+    ) -> Tensor:
         lengths = torch.tensor([0, *(len(ids) for ids in items[:-1])])
         device = self.context.device
-        return forward(torch.cat(items).to(device), lengths.cumsum(0).to(device))
-
-    def _explanation_or_error(self, ids: Tensor, words: list[str], target: Any) -> Any:
-        try:
-            gradients = text_gradients(self.model)
-            if target is None:
-                with torch.inference_mode():
-                    target = int(self._logits(self.model, [ids]).argmax())
-            ids = ids.to(self.context.device)
-            found = text_attributions(gradients, ids, read_target(target))
-            return {"importances": importances_of(found).tolist(), "words": words}
-        except (InputError, HandlerError) as error:
-            return error.with_traceback(None)
+        return forward(torch.cat(list(items)).to(device), lengths.cumsum(0).to(device))
 
 
 def read_text(data: object) -> str:

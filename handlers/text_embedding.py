@@ -16,11 +16,11 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.images import read_options
+from handlers.common.items import ItemHandler
 from handlers.generation.inputs import is_far_too_long
-from handlers.language_model import model_folder
+from handlers.language_model import context_of, dtype_on, load_tokenizer, model_folder
 from headrace.errors import InputError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 
 #: Decimals of a vector's numbers: as many as float32 has for numbers up to 1.
 _DECIMALS: Final = 7
@@ -34,16 +34,7 @@ _POOLING: Final = {
 
 
 class TextEmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of `text_embedding`.
-
-    Attributes:
-        folder: the model's folder; a relative path starts at the models file's folder.
-        pooling: which tokens' vectors make that of the text; "auto" is as the folder has it, else
-            the mean.
-        normalize: whether each vector has the length 1.
-        dtype: of the weights in memory; "auto" is float32 on a CPU, and as stored on a GPU.
-        context: the most tokens of a text; by default what the model allows.
-    """
+    """Options of `text_embedding`; docs/handlers.md lists them."""
 
     folder: Annotated[str, Meta(min_length=1)] | None = None
     pooling: Literal["auto", "mean", "first", "last"] = "auto"
@@ -52,10 +43,10 @@ class TextEmbeddingOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     context: Annotated[int, Meta(ge=1)] | None = None
 
 
-class TextEmbedding(Handler):
+class TextEmbedding(ItemHandler):
     """Returns a vector of each text."""
 
-    overlap = True
+    options_kind = TextEmbeddingOptions
     options: TextEmbeddingOptions
 
     @override
@@ -63,9 +54,7 @@ class TextEmbedding(Handler):
         from transformers import AutoModel
 
         self.initialize_preprocess(context)
-        dtype = self.options.dtype
-        if dtype == "auto" and context.device.startswith("cpu"):
-            dtype = "float32"
+        dtype = dtype_on(context.device, self.options.dtype)
         model: Any = AutoModel.from_pretrained(
             self.folder, dtype=dtype, local_files_only=True, use_safetensors=True
         )
@@ -73,30 +62,20 @@ class TextEmbedding(Handler):
 
     @override
     def initialize_preprocess(self, context: Context) -> None:
-        from transformers import AutoConfig, AutoTokenizer
-        from transformers.utils import logging
+        from transformers import AutoConfig
 
-        logging.disable_progress_bar()
-        logging.set_verbosity_warning()
         super().initialize_preprocess(context)
-        self.options = read_options(context, TextEmbeddingOptions)
         self.folder = model_folder(context, self.options.folder)
         self.pooling = self.options.pooling
         if self.pooling == "auto":
             self.pooling = _pooling(self.folder)
-        # Their types change from version to version.
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+        self.tokenizer = load_tokenizer(self.folder)
         config: Any = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        allowed = getattr(config.get_text_config(), "max_position_embeddings", None) or 1 << 20
-        self.context_tokens = min(self.options.context or allowed, allowed)
+        self.context_tokens = context_of(config, self.options.context)
 
     @override
     def example_input(self) -> str:
         return "Python"
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._tokens_or_error(data) for data in inputs]
 
     @override
     def inference(self, items: Any) -> list[Any]:
@@ -127,13 +106,9 @@ class TextEmbedding(Handler):
             return states[torch.arange(len(states), device=states.device), lengths - 1]
         return (states * mask[:, :, None]).sum(1) / lengths[:, None]
 
-    def _tokens_or_error(self, data: Any) -> list[int] | InputError:
-        try:
-            return self._tokens(data)
-        except InputError as error:
-            return error.with_traceback(None)
-
-    def _tokens(self, data: Any) -> list[int]:
+    @override
+    def item(self, data: Any) -> list[int]:
+        """Return the tokens of an input."""
         if isinstance(data, bytes):
             try:
                 data = data.decode()

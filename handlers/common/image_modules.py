@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -17,24 +17,21 @@ from PIL import Image
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.explanations import asked_targets, explain_image, read_target
+from handlers.common.explanations import ExplainingHandler, explain_image, read_target
 from handlers.common.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
+from handlers.common.items import grouped
 from handlers.common.modules import CroppedImageOptions, load_module
 from handlers.common.tensors import Fetched, Transfer, in_order, use_channels_last
 from handlers.common.vision import centre_square, centre_square_of, tensor_of
-from headrace.errors import ConfigError, HandlerError, InputError
+from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Exportable
 
-_SIDE_PX: Final = 16
+#: The batch size at which the memory format is tried at load.
+_TRIAL_BATCH: Final = 4
 
 
 class JpegDecoder:
-    """Decodes the JPEGs of one model.
-
-    Args:
-        decode: as `torchvision.io.decode_jpeg`.
-        device: where the images are decoded.
-    """
+    """Decodes the JPEGs of one model."""
 
     def __init__(self, decode: Callable[..., Any], device: str) -> None:
         self._decode = decode
@@ -79,7 +76,7 @@ def jpeg_decoder(context: Context) -> JpegDecoder:
             hint="run `pip install 'headrace[vision]'`, or leave the option out",
         ) from error
     file = io.BytesIO()
-    Image.new("RGB", (_SIDE_PX, _SIDE_PX), "white").save(file, "JPEG")
+    Image.new("RGB", (16, 16), "white").save(file, "JPEG")
     encoded = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
     try:
         decode(encoded, mode="RGB", device=device)
@@ -91,65 +88,11 @@ def jpeg_decoder(context: Context) -> JpegDecoder:
     return JpegDecoder(decode, context.device)
 
 
-#: The batch size at which the memory format is tried at load.
-TRIAL_BATCH: Final = 4
-
 #: The places of a group of items, and their outputs.
 Group = tuple[list[int], Fetched]
 
 
-class ExplainingHandler(ImageHandler):
-    """A handler whose jobs can ask for an explanation in place of a prediction.
-
-    The item of such a job is a pair: that of the image, and the target.
-    """
-
-    def predict(self, items: Sequence[Tensor]) -> Any:
-        """Run the model on items."""
-        raise NotImplementedError
-
-    def results(self, outputs: Any) -> list[Any]:
-        """Return one result for each item that `predict` got."""
-        raise NotImplementedError
-
-    def explain(self, item: Tensor, target: Any) -> Any:
-        """Return the explanation of one item, as the result of its job."""
-        raise NotImplementedError
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        items = super().preprocess(inputs)
-        for place, target in asked_targets(self.context, len(items)).items():
-            if not isinstance(items[place], Exception):
-                items[place] = [items[place], target]
-        return items
-
-    @override
-    def inference(self, items: Any) -> Any:
-        plain = [item for item in items if isinstance(item, Tensor)]
-        explained: dict[int, Any] = {}
-        if len(plain) < len(items):
-            for item in items:
-                # An item that fills the batch up is the last one again.
-                if not isinstance(item, Tensor) and id(item) not in explained:
-                    explained[id(item)] = self._explanation_or_error(*item)
-        order = [None if isinstance(item, Tensor) else explained[id(item)] for item in items]
-        return self.predict(plain) if plain else None, order
-
-    @override
-    def postprocess(self, outputs: Any) -> list[Any]:
-        predicted, order = outputs
-        results = iter(self.results(predicted) if predicted is not None else ())
-        return [next(results) if one is None else one for one in order]
-
-    def _explanation_or_error(self, item: Tensor, target: Any) -> Any:
-        try:
-            return self.explain(item, target)
-        except (InputError, HandlerError) as error:
-            return error.with_traceback(None)
-
-
-class CroppedImageHandler(ExplainingHandler):
+class CroppedImageHandler(ExplainingHandler, ImageHandler):
     """Brings images to one size, normalises them on the device, and runs a torch module."""
 
     options_kind = CroppedImageOptions
@@ -182,7 +125,7 @@ class CroppedImageHandler(ExplainingHandler):
         self.model = load_module(context, options).to(context.device, self.dtype).eval()
         self.use(self.model)
         self.transfer = Transfer(context.device)
-        size = min(context.max_batch_size, TRIAL_BATCH)
+        size = min(context.max_batch_size, _TRIAL_BATCH)
         # A separate generator, as the state of the global one belongs to the user.
         trial = torch.rand(
             size, 3, options.crop_px, options.crop_px, generator=torch.Generator().manual_seed(0)
@@ -235,10 +178,11 @@ class CroppedImageHandler(ExplainingHandler):
     @override
     def predict(self, items: Sequence[Tensor]) -> list[Group]:
         with torch.inference_mode():
-            return [
-                (places, self.transfer.to_host(*self.outputs(self.forward(self._prepared(group)))))
-                for places, group in groups(items)
-            ]
+            groups = grouped(items, lambda item: (item.dtype, item.shape, item.device))
+            return [(places, self._predict([items[n] for n in places])) for places in groups]
+
+    def _predict(self, group: Sequence[Tensor]) -> Fetched:
+        return self.transfer.to_host(*self.outputs(self.forward(self._prepared(group))))
 
     @override
     def results(self, outputs: list[Group]) -> list[Any]:
@@ -269,15 +213,6 @@ class CroppedImageHandler(ExplainingHandler):
         return (images - self.mean).div_(self.std).to(self.dtype)
 
 
-def groups(items: Sequence[Tensor]) -> Iterator[tuple[list[int], list[Tensor]]]:
-    """Yield the places and the items of each size, type and device, in order of appearance."""
-    by_kind: dict[Any, list[int]] = {}
-    for place, item in enumerate(items):
-        by_kind.setdefault((item.dtype, item.shape, item.device), []).append(place)
-    for places in by_kind.values():
-        yield places, [items[place] for place in places]
-
-
 def image_or_tensor(
     data: object, max_pixels: int, draft_px: int | None = None
 ) -> Image.Image | Tensor:
@@ -285,7 +220,6 @@ def image_or_tensor(
 
     Args:
         data: the input: bytes of an image, the same as base64 text, or a nested list.
-        max_pixels: an image with more pixels is refused.
         draft_px: as for `decode`.
 
     Raises:

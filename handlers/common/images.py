@@ -1,8 +1,7 @@
-"""What handlers of images share: their options, and how bytes become a Pillow image.
+"""What handlers of images share: how bytes become a Pillow image.
 
 Inputs are untrusted. The format must be in a short list. The size is checked in the header before
-anything is decoded. Any error that Pillow raises becomes an `InputError`. A misspelt option is an
-error, not ignored.
+anything is decoded. Any error that Pillow raises becomes an `InputError`.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ import io
 import warnings
 import zlib
 from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 from PIL import Image, ImageChops, ImageFile, UnidentifiedImageError
 from typing_extensions import override
 
-from headrace.config.suggestions import did_you_mean, listing
-from headrace.config.yaml_file import convert
-from headrace.errors import ConfigError, InputError, InvalidRequest
-from headrace.handler import Context, Handler
+from handlers.common.items import ItemHandler
+from headrace.errors import InputError, InvalidRequest
 from headrace.jobs.values.encoding import unbase64
 from headrace.jobs.values.media_types import UPRIGHT, exif_orientation
 from headrace.jobs.values.media_types import upright as turned_upright
@@ -117,8 +114,6 @@ SEND_AN_IMAGE: Final = (
     'or {"content_type": "image/png", "base64": "..."} as the input'
 )
 
-S = TypeVar("S", bound=msgspec.Struct)
-
 
 def decode(
     data: object,
@@ -174,19 +169,24 @@ def _opened(
     data: bytes, max_pixels: int | None, draft_px: int | None, formats: Sequence[str]
 ) -> Image.Image:
     with Image.open(io.BytesIO(pixels_only(data)), formats=list(formats)) as image:
-        width, height = image.size
-        if max_pixels is not None and width * height > max_pixels:
-            raise _too_large(f"{width} x {height}", max_pixels)
-        if max_pixels is not None and max(width, height) > HIGHEST_SIDE_PX:
-            raise InputError(
-                f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
-                "on a side are allowed; send a smaller one"
-            )
+        if max_pixels is not None:
+            _check_size(image.size, max_pixels)
         if draft_px is not None:
             image.draft(None, (draft_px, draft_px))
         scale_key(image)
         image.load()
         return image
+
+
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise _too_large(f"{width} x {height}", max_pixels)
+    if max(size) > HIGHEST_SIDE_PX:
+        raise InputError(
+            f"the image is too large: {width} x {height} pixels, at most {HIGHEST_SIDE_PX:,} "
+            "on a side are allowed; send a smaller one"
+        )
 
 
 def is_upright_jpeg(data: object, max_pixels: int) -> bool:
@@ -198,13 +198,8 @@ def is_upright_jpeg(data: object, max_pixels: int) -> bool:
         return False
     try:
         with Image.open(io.BytesIO(pixels_only(bytes(data))), formats=["JPEG"]) as image:
-            width, height = image.size
-            return (
-                width * height <= max_pixels
-                and max(width, height) <= HIGHEST_SIDE_PX
-                and image.mode in ("L", "RGB")
-                and exif_orientation(image) == UPRIGHT
-            )
+            _check_size(image.size, max_pixels)
+            return image.mode in ("L", "RGB") and exif_orientation(image) == UPRIGHT
     except Exception:  # noqa: BLE001 - parsers raise any error, and `decode` names what is wrong
         return False
 
@@ -308,71 +303,22 @@ def _json_name(data: object) -> str:
     return names.get(type(data), "a JSON number")
 
 
+#: The option of every handler that takes images.
+MaxPixels = Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)]
+
+
 class ImageOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of every handler that takes images.
+    """Options of handlers that take images and have no other option."""
 
-    Attributes:
-        max_pixels: an image with more pixels is refused before it is decoded.
-    """
-
-    max_pixels: Annotated[int, Meta(ge=1, le=HIGHEST_MAX_PIXELS)] = DEFAULT_MAX_PIXELS
+    max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
 
 
-class ImageHandler(Handler):
-    """A handler of images: it has options and an example, and makes one item of each image."""
+class ImageHandler(ItemHandler):
+    """A handler of images, with an example."""
 
-    overlap = True
     preprocess_per_item = True
-    options_kind: type[ImageOptions] = ImageOptions
-    options: Any
-
-    def item(self, data: Any) -> Any:
-        """Return the item for an input; raise InputError if it is bad."""
-        raise NotImplementedError
-
-    @override
-    def initialize(self, context: Context) -> None:
-        super().initialize(context)
-        self.options = read_options(context, self.options_kind)
-
-    @override
-    def initialize_preprocess(self, context: Context) -> None:
-        super().initialize_preprocess(context)
-        self.options = read_options(context, self.options_kind)
+    options_kind: type[msgspec.Struct] = ImageOptions
 
     @override
     def example_input(self) -> bytes | None:
         return drawing(self.options.max_pixels)
-
-    @override
-    def preprocess(self, inputs: list[Any]) -> list[Any]:
-        return [self._item_or_error(data) for data in inputs]
-
-    def _item_or_error(self, data: Any) -> Any:
-        try:
-            return self.item(data)
-        except InputError as error:
-            # Its frames would keep the image alive, and an input's error needs no traceback.
-            return error.with_traceback(None)
-
-
-def read_options(context: Context, kind: type[S]) -> S:
-    """Return the model's options as `kind`.
-
-    Raises:
-        ConfigError: an option is unknown or invalid.
-    """
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    for name, value in context.options.items():
-        where = f"model {context.model_name}: options.{name}"
-        if name not in fields:
-            raise ConfigError(
-                f"{where}: unknown option{did_you_mean(name, fields)}",
-                hint=f"known: {listing(fields)}",
-            )
-        try:
-            values[name] = convert(value, fields[name].type)
-        except ValueError as error:
-            raise ConfigError(f"{where}: {error}", hint="docs/handlers.md lists them") from None
-    return kind(**values)

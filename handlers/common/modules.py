@@ -13,7 +13,7 @@ import torch
 from msgspec import Meta
 from torch import nn
 
-from handlers.common.images import ImageOptions
+from handlers.common.images import DEFAULT_MAX_PIXELS, MaxPixels
 from handlers.common.tensors import load_weights
 from handlers.common.vision import IMAGENET_MEAN, IMAGENET_STD
 from handlers.loader import load_factory
@@ -24,49 +24,22 @@ logger = logging.getLogger(__name__)
 
 RANDOM_WEIGHTS_SEED: Final = 0
 
-_Factory = Annotated[str, Meta(min_length=1)]
 _Side = Annotated[int, Meta(ge=1, le=4096)]
 _Three = Annotated[list[float], Meta(min_length=3, max_length=3)]
 _Spread = Annotated[list[Annotated[float, Meta(gt=0)]], Meta(min_length=3, max_length=3)]
 
 
-class TextModuleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of handlers that run a torch module on texts.
+class ModuleOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of handlers that run a torch module; docs/handlers.md lists them."""
 
-    Attributes:
-        model: the torch module's factory: path/to/file.py:name or package.module:name.
-        model_options: its keyword arguments.
-    """
-
-    model: _Factory | None = None
+    model: Annotated[str, Meta(min_length=1)] | None = None
     model_options: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class ImageModuleOptions(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of handlers that run a torch module on images.
+class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of handlers that bring all images to one size and normalise them."""
 
-    Attributes:
-        model: the torch module's factory: path/to/file.py:name or package.module:name.
-        model_options: its keyword arguments.
-    """
-
-    model: _Factory | None = None
-    model_options: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-class CroppedImageOptions(
-    ImageModuleOptions, frozen=True, kw_only=True, forbid_unknown_fields=True
-):
-    """Options of handlers that bring all images to one size and normalise them.
-
-    Attributes:
-        resize_px: the shorter side after resizing.
-        crop_px: the side of the square cut from the middle.
-        mean: subtracted per channel, for values in 0..1.
-        std: divides each channel.
-        decode: where JPEGs are decoded; `gpu` is the model's CUDA device, by torchvision.
-    """
-
+    max_pixels: MaxPixels = DEFAULT_MAX_PIXELS
     resize_px: _Side = 256
     crop_px: _Side = 224
     mean: _Three = msgspec.field(default_factory=lambda: list(IMAGENET_MEAN))
@@ -87,7 +60,7 @@ class CroppedImageOptions(
             )
 
 
-def load_module(context: Context, options: TextModuleOptions | ImageModuleOptions) -> nn.Module:
+def load_module(context: Context, options: ModuleOptions) -> nn.Module:
     """Return the module that the option `model` makes, with the model's weights, on the CPU.
 
     Raises:

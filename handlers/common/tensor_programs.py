@@ -6,17 +6,20 @@ file names them.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
 import warnings
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from headrace.config.model.options import Tensors, TensorSpec
 from headrace.errors import ConfigError, HandlerError
@@ -25,14 +28,13 @@ logger = logging.getLogger(__name__)
 
 Array = NDArray[Any]
 
-_TORCHSCRIPT_MARK: Final = "/constants.pkl"
 #: A symbol of torch.export, such as s77; it is no name for people.
 _SYMBOL: Final = re.compile("^[su][0-9]+$")
 _ONNX_TYPE: Final = re.compile(r"^tensor\((\w+)\)$")
 _ONNX_NAMES: Final = {"float": "float32", "double": "float64"}
 
 
-class Program(Protocol):
+class Program(ABC):
     """A loaded program.
 
     Attributes:
@@ -41,10 +43,11 @@ class Program(Protocol):
         most: the largest batch that it takes; 0 for any.
     """
 
-    tensors: Tensors | None
-    least: int
-    most: int
+    tensors: Tensors | None = None
+    least: int = 1
+    most: int = 0
 
+    @abstractmethod
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
         """Return the outputs for one batch of each input.
 
@@ -76,14 +79,12 @@ def load_program(path: Path, device: str, *, weights_only: bool = True) -> Progr
         ) from error
 
 
-class ModuleProgram:
+class ModuleProgram(Program):
     """A TorchScript module; or a pickled one, which only the operator can allow."""
 
     def __init__(self, path: Path, device: str, *, weights_only: bool) -> None:
         import torch
 
-        self.tensors: Tensors | None = None
-        self.least, self.most = 1, 0
         self._device = torch.device(device)
         if _is_torchscript(path):
             with warnings.catch_warnings():
@@ -106,8 +107,8 @@ class ModuleProgram:
                 )
         self._module.eval()
 
+    @override
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
-        """Run it; see `Program`."""
         import torch
 
         with torch.inference_mode():
@@ -115,7 +116,7 @@ class ModuleProgram:
             return _arrays(_in_order(found, names))
 
 
-class ExportedProgram:
+class ExportedProgram(Program):
     """A program of `torch.export`."""
 
     def __init__(self, path: Path, device: str) -> None:
@@ -141,14 +142,14 @@ class ExportedProgram:
         if self._out_spec.type is dict:
             keys = map(str, self._out_spec.context)
             values[1] = [(key, value) for key, (_, value) in zip(keys, values[1], strict=True)]
-        self.tensors: Tensors | None = Tensors(
+        self.tensors = Tensors(
             inputs=[_exported(path, *one) for one in values[0]],
             outputs=[_exported(path, *one) for one in values[1]],
         )
         self.least, self.most = _range(values[0][0][1].shape[0], program.range_constraints)
 
+    @override
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
-        """Run it; see `Program`."""
         import torch
 
         tensors = [torch.from_numpy(one).to(self._device) for one in inputs]
@@ -158,34 +159,28 @@ class ExportedProgram:
             return _arrays(self._out_spec.flatten_up_to(found))
 
 
-class OnnxProgram:
+class OnnxProgram(Program):
     """An ONNX file, run by onnxruntime."""
 
     def __init__(self, path: Path, device: str) -> None:
-        try:
-            import onnxruntime
-        except ImportError:
+        if importlib.util.find_spec("onnxruntime") is None:
             raise ConfigError(
                 f"{path} needs onnxruntime, which is not installed",
                 hint="pip install 'headrace[onnx]'",
-            ) from None
-        options = onnxruntime.SessionOptions()
+            )
         # As torch: this process' share of the cores.
-        options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
-        self._session = onnxruntime.InferenceSession(
-            str(path), options, providers=_providers(onnxruntime, path, device)
-        )
-        self.tensors: Tensors | None = Tensors(
+        self._session = onnx_session(path, device, int(os.environ.get("OMP_NUM_THREADS", "0")))
+        self.tensors = Tensors(
             inputs=[_onnx(path, one) for one in self._session.get_inputs()],
             outputs=[_onnx(path, one) for one in self._session.get_outputs()],
         )
         first = self.tensors.inputs[0].shape[0]
-        self.least = self.most = first if isinstance(first, int) and first > 0 else 0
-        self.least = self.least or 1
+        if isinstance(first, int) and first > 0:
+            self.least = self.most = first
         self._names = [one.name for one in self.tensors.inputs]
 
+    @override
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
-        """Run it; see `Program`."""
         found = self._session.run(None, dict(zip(self._names, inputs, strict=True)))
         return [np.asarray(one) for one in found]
 
@@ -193,13 +188,12 @@ class OnnxProgram:
 def _is_torchscript(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
-            return any(name.endswith(_TORCHSCRIPT_MARK) for name in file.namelist())
+            return any(name.endswith("/constants.pkl") for name in file.namelist())
     except (zipfile.BadZipFile, OSError):
         return False
 
 
 def _in_order(found: Any, names: Sequence[str]) -> list[Any]:
-    """Return the tensors that a module has returned."""
     if isinstance(found, Mapping):
         missing = [name for name in names if name not in found]
         if missing:
@@ -221,16 +215,12 @@ def _exported(path: Path, name: str, value: Any) -> TensorSpec:
         raise ConfigError(
             f"{path}: {name} is not a tensor", hint="export it with tensors as inputs and outputs"
         )
-    shape = [size if isinstance(size, int) else _dimension(str(size)) for size in value.shape]
+    sizes = (size if isinstance(size, int) else str(size) for size in value.shape)
+    shape = [-1 if isinstance(size, str) and _SYMBOL.match(size) else size for size in sizes]
     return _spec(path, name, str(value.dtype).removeprefix("torch."), shape)
 
 
-def _dimension(text: str) -> str | int:
-    return -1 if _SYMBOL.match(text) else text
-
-
 def _range(size: Any, constraints: Mapping[Any, Any]) -> tuple[int, int]:
-    """Return the least and the most batch of an exported program."""
     if isinstance(size, int):
         return size, size
     found = constraints.get(size.node.expr)
@@ -255,12 +245,16 @@ def _spec(path: Path, name: str, dtype: str, shape: list[Any]) -> TensorSpec:
     return TensorSpec(name=name, dtype=cast("Any", dtype), shape=shape)
 
 
-def _providers(onnxruntime: Any, path: Path, device: str) -> list[Any]:
-    cpu = "CPUExecutionProvider"
+def onnx_session(path: Path, device: str, threads: int) -> Any:
+    """Return onnxruntime's session of a file; 0 threads are its own choice."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    providers: list[Any] = ["CPUExecutionProvider"]
     kind, _, number = device.partition(":")
-    if kind == "cpu":
-        return [cpu]
-    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
+    if kind != "cpu" and "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        providers.insert(0, ("CUDAExecutionProvider", {"device_id": int(number or 0)}))
+    elif kind != "cpu":
         logger.warning("%s runs on the CPU: onnxruntime has no CUDA here", path)
-        return [cpu]
-    return [("CUDAExecutionProvider", {"device_id": int(number or 0)}), cpu]
+    return onnxruntime.InferenceSession(str(path), options, providers=providers)

@@ -43,10 +43,9 @@ SUFFIXES: Final = (SAFETENSORS, ".pt", ".pth", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Tensors on their way to the host.
+    """Tensors on their way to the host; read them only after `wait`.
 
     Attributes:
-        tensors: the tensors; read them only after `wait`.
         arrived: occurs when they are on the host; None if they are already.
     """
 
@@ -124,8 +123,6 @@ def use_channels_last(
 
     Args:
         example: a batch (N, C, H, W) as it gets it.
-        mode: the model's key `channels_last`.
-        name: the model's name, for the log.
         answer: returns the tensor to compare, of the module's output.
 
     Returns:

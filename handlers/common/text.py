@@ -128,8 +128,6 @@ def token_ids(vocabulary: Any, words: Sequence[str], most: int = NGRAMS) -> Tens
 
     Args:
         vocabulary: ids by token: a mapping, or an object with the same brackets.
-        words: the words of one text, at least one.
-        most: the longest n-grams.
 
     Raises:
         InputError: there is no word, or one that the vocabulary lacks, and it has no `<unk>`.

@@ -39,8 +39,7 @@ class Detokenizer:
         self._decode = decode
         self._stop = stop
         self._context = list(tokens[-_CONTEXT:])
-        # The length of its text.
-        self._before = len(decode(self._context))
+        self._context_chars = len(decode(self._context))
         self._pending: list[int] = []
         self.stopped = bool(tokens) and self._find_stop(decode(tokens)) >= 0
 
@@ -50,26 +49,25 @@ class Detokenizer:
         Sets `stopped` if a stop text has come; the text then ends before it.
 
         Args:
-            tokens: the new ones.
             last: no more follow, so all is released.
         """
         self._pending += tokens
-        before = self._before
+        known_chars = self._context_chars
         decoded = self._decode(self._context + self._pending)
-        text = whole = decoded[before:]
-        at = self._find_stop(text)
-        if at >= 0:
+        text = decoded[known_chars:]
+        stop_at = self._find_stop(text)
+        if stop_at >= 0:
             self.stopped = True
-            return text[:at], self._release(len(self._pending), decoded)
+            return text[:stop_at], self._release(len(self._pending), decoded)
         if last:
             return text, self._release(len(self._pending), decoded)
-        held_from = self._held_from(whole)
+        safe_chars = self._safe_chars(text)
         for count in range(len(self._pending), 0, -1):
             if count < len(self._pending):
                 decoded = self._decode(self._context + self._pending[:count])
-                text = decoded[before:]
+                text = decoded[known_chars:]
             complete = not text.endswith(_INCOMPLETE) or count > _INCOMPLETE_MAX
-            if complete and len(text) <= held_from:
+            if complete and len(text) <= safe_chars:
                 return text, self._release(count, decoded)
         return "", []
 
@@ -77,18 +75,18 @@ class Detokenizer:
         """Release so many tokens; `decoded` is the text of the context with them."""
         released, self._pending = self._pending[:count], self._pending[count:]
         self._context += released
-        self._before = len(decoded)
+        self._context_chars = len(decoded)
         if len(self._context) > _CONTEXT_MAX:
             self._context = self._context[-_CONTEXT:]
-            self._before = len(self._decode(self._context))
+            self._context_chars = len(self._decode(self._context))
         return released
 
     def _find_stop(self, text: str) -> int:
         places = [text.find(stop) for stop in self._stop]
         return min((place for place in places if place >= 0), default=-1)
 
-    def _held_from(self, text: str) -> int:
-        """Return where a text begins that may become a stop text; the length if none does."""
+    def _safe_chars(self, text: str) -> int:
+        """Return how many characters come before what may become a stop text."""
         for start in range(max(0, len(text) - max(map(len, self._stop), default=0)), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stop):
                 return start
@@ -112,19 +110,17 @@ class TokenTexts:
     ) -> None:
         self._decode = decode
         self._name_of = name_of
-        self._known: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
 
     def text(self, token: int) -> str:
         """Return what a token adds to a text; "" for a special one."""
-        found = self._known.get(token)
-        if found is None:
+        if token not in self._texts:
             # Some tokenizers drop a space at the beginning of a text.
-            found = self._decode([token, token])[len(self._decode([token])) :]
-            self._known[token] = found
-        return found
+            self._texts[token] = self._decode([token, token])[len(self._decode([token])) :]
+        return self._texts[token]
 
-    def shown(self, token: int, logprob: float) -> dict[str, Any]:
-        """Return a token and its log probability as clients see it."""
+    def with_logprob(self, token: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its log probability as clients see it."""
         text = self.text(token) or self._name_of(token)
         # A part of a character has no text of its own.
         encoded = None if _INCOMPLETE in text else list(text.encode())
@@ -159,15 +155,15 @@ class AnswerLogprobs:
             if own and length < len(text):
                 logprobs.append(
                     {
-                        **self._texts.shown(token, chosen),
-                        "top_logprobs": [self._texts.shown(*one) for one in likeliest],
+                        **self._texts.with_logprob(token, chosen),
+                        "top_logprobs": [self._texts.with_logprob(*one) for one in likeliest],
                     }
                 )
             length += len(own)
         return {"text": text, "logprobs": logprobs}
 
 
-def whole(output: Generated) -> Any:
+def result_of(output: Generated) -> Any:
     """Return the result of an answer; its pieces may have log probabilities."""
     if isinstance(output.text, str):
         return output

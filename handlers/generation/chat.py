@@ -33,8 +33,6 @@ def chat_tokens(
     measured before it is made into tokens.
 
     Args:
-        tokenizer: of the model, by transformers.
-        messages: the chat.
         most: how many tokens the model takes.
         check_length: raises an InputError if a text is far too long.
 
@@ -68,11 +66,7 @@ def chat_tokens(
 
 
 def _texts(chat: list[dict[str, Any]], most: int) -> str:
-    """Return the texts in the messages, a line for each.
-
-    Raises:
-        InputError: the messages have too many values.
-    """
+    """Return the texts in the messages, a line for each."""
     values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
     texts: list[str] = []
     for count, value in enumerate(_values(chat), 1):
@@ -87,7 +81,6 @@ def _texts(chat: list[dict[str, Any]], most: int) -> str:
 
 
 def _check_control_tokens(tokenizer: Any, texts: str) -> None:
-    """Raise an InputError if texts have too many control tokens."""
     marks = _control_tokens(tokenizer)
     if sum(1 for _ in marks.finditer(texts)) > _CONTROL_TOKENS_MAX:
         raise InputError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from handlers.generation.sampling import Likelihood, Sampling
 from headrace.generator import Budget
@@ -18,9 +19,6 @@ class Prompt:
     """What an engine continues.
 
     Attributes:
-        tokens: the prompt.
-        max_tokens: the most new tokens.
-        sampling: how each is chosen.
         position: how many tokens of the answer are in `tokens` already.
         ignore_end: do not stop at the model's end token.
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
@@ -42,7 +40,6 @@ class NewTokens:
     Attributes:
         tokens: the new ones; an end token is among them.
         finish: "stop" after an end token, "length" after `max_tokens`; None while it runs.
-        error: it has ended with this error.
         likelihoods: one for each token, if the prompt wants log probabilities.
     """
 
@@ -53,7 +50,7 @@ class NewTokens:
     likelihoods: list[Likelihood] = field(default_factory=list)
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Continues several prompts at a time.
 
     Attributes:
@@ -61,24 +58,29 @@ class Engine(Protocol):
         can_pause: `pause` does something.
     """
 
-    has_logprobs: ClassVar[bool]
-    can_pause: ClassVar[bool]
+    has_logprobs: ClassVar[bool] = True
+    can_pause: ClassVar[bool] = False
 
+    @abstractmethod
     def budget(self) -> Budget:
         """Return how many more prompts may run, and how many tokens all may have together."""
 
     def cost(self, tokens: int) -> int:
         """Return what a prompt with an answer of so many tokens takes of the budget."""
+        return tokens
 
+    @abstractmethod
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt for which there is room."""
 
     def lacks_memory(self) -> bool:
         """Return whether the prompts that run need more memory soon than there is."""
+        return False
 
-    def pause(self, prompt_ids: Set[str]) -> None:
+    def pause(self, prompt_ids: Set[str]) -> None:  # noqa: B027 - not every engine can
         """Let these prompts wait, and no others, if the engine can."""
 
+    @abstractmethod
     def step(self) -> Iterable[NewTokens]:
         """Wait for new tokens for a moment, and return those that have come.
 
@@ -86,8 +88,10 @@ class Engine(Protocol):
             Exception: the engine has failed, and with it all of its prompts.
         """
 
+    @abstractmethod
     def cancel(self, prompt_id: str) -> None:
         """Stop a prompt, and free its memory."""
 
+    @abstractmethod
     def close(self) -> None:
         """Stop."""

@@ -24,21 +24,7 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The input of a job.
-
-    Attributes:
-        prompt: a text or its tokens, which the model continues.
-        messages: a chat, for the model's chat template.
-        max_tokens: the most new tokens.
-        temperature: 0 takes the likeliest token each time. By default as the model's folder has it.
-        top_p: only the likeliest tokens that have this probability together.
-        top_k: only so many of the likeliest tokens; 0 for all.
-        stop: texts before which the answer ends.
-        seed: the same seed makes the same choices; by default each job has another.
-        ignore_eos: go on after the model's end token, up to `max_tokens`.
-        logprobs: return the log probability of each token, and so many of the likeliest tokens in
-            its place.
-    """
+    """The input of a job; docs/generation.md lists the fields."""
 
     prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -118,7 +104,6 @@ def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> boo
 
     Args:
         most: how many tokens the model takes.
-        tokens: makes a text into tokens.
     """
     length = CHARACTERS_MAX * most
     while length < len(text):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Set
-from typing import Any, ClassVar, Final
+from collections.abc import Iterable
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
-from handlers.generation.engine import NewTokens, Prompt
+from handlers.generation.engine import Engine, NewTokens, Prompt
 from handlers.generation.sampling import Likelihood, adjusted, likelihoods
 from headrace.generator import Budget
 
@@ -22,17 +22,12 @@ from headrace.generator import Budget
 _WAIT_S: Final = 0.05
 
 
-class PlainEngine:
+class PlainEngine(Engine):
     """Runs one prompt after the other, each in a thread of its own.
 
     Args:
-        model: a causal language model of transformers.
-        end_tokens: those that end an answer.
         context: the most tokens of a prompt with its answer.
     """
-
-    has_logprobs: ClassVar[bool] = True
-    can_pause: ClassVar[bool] = False
 
     def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
         self._model = model
@@ -40,23 +35,12 @@ class PlainEngine:
         self._context = context
         self._run: _Run | None = None
 
+    @override
     def budget(self) -> Budget:
-        """Return room for one prompt, if none runs."""
         return Budget(0 if self._run else 1, self._context)
 
-    def cost(self, tokens: int) -> int:
-        """Return the tokens themselves."""
-        return tokens
-
-    def lacks_memory(self) -> bool:
-        """Return no: one prompt always has room."""
-        return False
-
-    def pause(self, prompt_ids: Set[str]) -> None:
-        """Do nothing: two prompts never run together."""
-
+    @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
-        """Start a prompt."""
         self._run = _Run(prompt_id, prompt)
         threading.Thread(target=self._generate, args=(self._run,), daemon=True).start()
 
@@ -80,8 +64,8 @@ class PlainEngine:
             run.found.put(error)
         run.found.put(None)
 
+    @override
     def step(self) -> Iterable[NewTokens]:
-        """Return the tokens that have come; wait a moment for the first."""
         run = self._run
         if run is None:
             return []
@@ -97,7 +81,6 @@ class PlainEngine:
                 new.tokens.append(found)
                 if run.likelihoods:
                     new.likelihoods.append(run.likelihoods.popleft())
-                run.come += 1
                 run.last = found
                 continue
             self._run = None
@@ -109,6 +92,7 @@ class PlainEngine:
                 new.finish = "length"
             return [new]
 
+    @override
     def cancel(self, prompt_id: str) -> None:
         """Stop the prompt before its next token, and wait for that."""
         run = self._run
@@ -119,8 +103,8 @@ class PlainEngine:
             pass
         self._run = None
 
+    @override
     def close(self) -> None:
-        """Stop what runs."""
         if self._run is not None:
             self.cancel(self._run.id)
 
@@ -135,7 +119,6 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
         self.cancelled = False
         # Those of tokens that are not in a step yet, if the prompt wants log probabilities.
         self.likelihoods: deque[Likelihood] = deque()
-        self.come = 0
         self.last = -1
         self._prompt_came = False
 

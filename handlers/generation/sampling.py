@@ -72,7 +72,6 @@ def likelihoods(
 
     Args:
         logits: those of the model (rows, vocabulary).
-        scores: what `adjusted` returned for them.
         wanted: the rows, and how many of the likeliest tokens each of them wants.
     """
     index = torch.tensor([place for place, _ in wanted], device=logits.device)

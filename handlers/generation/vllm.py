@@ -9,11 +9,13 @@ import asyncio
 import itertools
 import queue
 import threading
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from handlers.generation.engine import NewTokens, Prompt
+from typing_extensions import override
+
+from handlers.generation.engine import Engine, NewTokens, Prompt
 from headrace.errors import ConfigError
 from headrace.generator import Budget
 
@@ -23,21 +25,19 @@ _WAIT_S: Final = 0.05
 _SEEDS: Final = 1 << 63
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     """Gives prompts to vLLM's `AsyncLLM`, whose event loop has a thread of its own.
 
     Args:
         dtype: of the weights; "auto" for that of the folder.
         context: the most tokens of a prompt with its answer; None for what the model allows.
         slots: the most prompts at a time.
-        end_tokens: those that end an answer.
 
     Raises:
         ConfigError: vLLM is not installed.
     """
 
     has_logprobs: ClassVar[bool] = False
-    can_pause: ClassVar[bool] = False
 
     def __init__(
         self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]
@@ -78,23 +78,13 @@ class VllmEngine:
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
+    @override
     def budget(self) -> Budget:
         """Return the free slots; vLLM itself holds prompts back that its cache has no room for."""
         return Budget(self._slots - len(self._running), 2 * self._slots * self.context)
 
-    def cost(self, tokens: int) -> int:
-        """Return the tokens themselves."""
-        return tokens
-
-    def lacks_memory(self) -> bool:
-        """Return no: vLLM itself puts prompts back."""
-        return False
-
-    def pause(self, prompt_ids: Set[str]) -> None:
-        """Do nothing: vLLM has no such call."""
-
+    @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
-        """Take a prompt."""
         name = f"{prompt_id}/{next(self._numbers)}"
         sampling = prompt.sampling
         parameters = self._vllm.SamplingParams(
@@ -129,8 +119,8 @@ class VllmEngine:
         except Exception as error:  # noqa: BLE001 - it becomes the job's error
             self._found.put((name, NewTokens(prompt_id, error=error)))
 
+    @override
     def step(self) -> Iterable[NewTokens]:
-        """Return the tokens that have come; wait a moment for the first."""
         if self._engine.errored:
             raise self._engine.dead_error
         found: dict[str, NewTokens] = {}
@@ -151,16 +141,16 @@ class VllmEngine:
                 known.tokens += new.tokens
                 known.finish, known.error = new.finish, new.error
 
+    @override
     def cancel(self, prompt_id: str) -> None:
-        """Stop a prompt."""
         found = self._running.pop(prompt_id, None)
         if found is not None:
             name, future = found
             future.cancel()
             self._wait(self._engine.abort(name))
 
+    @override
     def close(self) -> None:
-        """Stop vLLM's processes."""
         self._engine.shutdown()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -32,7 +32,6 @@ def build_key(wanted: Optimize, module: nn.Module, device: str, settings: Any) -
     """Return the name of a build.
 
     Args:
-        wanted: the variant.
         settings: what else decides over the module's inputs and over the batch sizes.
     """
     parts = (

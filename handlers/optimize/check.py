@@ -68,7 +68,6 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         times: by batch size, ascending.
         wrong: why it may not be used at any speed: its outputs are wrong, or it does not run; "" if
             it may.
-        broken: it does not run.
         judged_at: when the outputs were compared, in seconds since 1970.
     """
 
@@ -134,11 +133,8 @@ def compare(
     """Compare a variant with its module.
 
     Args:
-        variant: what would take its place.
         calls: arguments whose outputs are compared.
         timed: arguments whose time is compared, by batch size.
-        scores: returns a score for each class of an output.
-        max_error: the largest error that is allowed.
     """
     error, same, rows = 0.0, 0, 0
     with torch.inference_mode():
@@ -156,7 +152,8 @@ def compare(
     wrong = _why_wrong(found, max_error)
     if wrong:
         return msgspec.structs.replace(found, wrong=wrong)
-    return msgspec.structs.replace(found, times=_times(module, variant, timed))
+    times = {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
+    return msgspec.structs.replace(found, times=times)
 
 
 def _other_shape(expected: Any, found: Any) -> str:
@@ -189,13 +186,6 @@ def _why_wrong(found: Verdict, max_error: float) -> str:
             f"{AGREEMENT_MIN:.0%}"
         )
     return ""
-
-
-def _times(
-    module: Callable[..., Any], variant: Callable[..., Any], timed: Mapping[int, Args]
-) -> dict[str, Timing]:
-    """Return the times of a batch, by its size."""
-    return {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
 
 
 def _timing(module: Callable[..., Any], variant: Callable[..., Any], args: Args) -> Timing:

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from handlers.optimize.forms import Args, Run
+from handlers.common.tensor_programs import onnx_session
+from handlers.optimize.forms import Args, Flat, Run
 from handlers.optimize.source import Backend, Source, quiet
 
 _ONNX: Final = "model.onnx"
@@ -98,15 +99,7 @@ def _reader(quantization: Any, source: Source, path: Path) -> Any:
 
 
 def _load_onnx(source: Source, folder: Path) -> Run:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = source.threads
-    providers: list[Any] = ["CPUExecutionProvider"]
-    if not source.on_cpu:
-        number = int(source.device.partition(":")[2] or 0)
-        providers = [("CUDAExecutionProvider", {"device_id": number}), *providers]
-    session = onnxruntime.InferenceSession(str(folder / _ONNX), options, providers=providers)
+    session = onnx_session(folder / _ONNX, source.device, source.threads)
     names = [one.name for one in session.get_inputs()]
 
     def run(args: Args) -> Sequence[Tensor]:
@@ -119,7 +112,7 @@ def _load_onnx(source: Source, folder: Path) -> Run:
 def _build_openvino(source: Source, folder: Path) -> None:
     with _openvino() as openvino, quiet(), _silent():
         # The runtime computes in the precision that its hint names; the model stays float.
-        model = openvino.convert_model(source.exported(source.plain))
+        model = openvino.convert_model(source.exported(Flat(source.module).eval()))
         if source.wanted.precision == "int8":
             model = _quantised(source, model)
         openvino.save_model(model, str(folder / _IR), compress_to_fp16=False)

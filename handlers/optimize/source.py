@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -26,14 +25,9 @@ class Source:
     """A module, and the facts about its use that a backend needs.
 
     Attributes:
-        wanted: the variant.
-        module: the module, as the handler made it.
-        form: what it takes and returns.
         example: the arguments of a full batch.
         calibration: arguments of real calls.
         sizes: the batch sizes of its calls, ascending; empty for any up to `most`.
-        most: the largest batch.
-        threads: with how many threads it computes.
     """
 
     wanted: Optimize
@@ -58,11 +52,6 @@ class Source:
         if dtype is None:
             return Flat(self.module).eval()
         return Flat(copy.deepcopy(self.module).to(dtype), dtype).eval()
-
-    @property
-    def plain(self) -> Flat:
-        """Return the module with a flat output, in its own precision."""
-        return Flat(self.module).eval()
 
     @property
     def has_convolutions(self) -> bool:
@@ -111,8 +100,3 @@ def quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of the files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

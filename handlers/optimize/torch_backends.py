@@ -22,8 +22,6 @@ _SCRIPT: Final = "model.pt"
 _ENGINE: Final = "model.ep"
 #: Where torch keeps compiled kernels, in the folder of a variant.
 INDUCTOR: Final = "inductor"
-_INDUCTOR_VARIABLE: Final = "TORCHINDUCTOR_CACHE_DIR"
-_NOTHING_MORE: Final = "eager_on_recompile"
 
 
 def _nothing(source: Source, folder: Path) -> None:
@@ -41,11 +39,9 @@ def _compiled(source: Source, folder: Path) -> Run:
     and one for all others.
     """
     # Torch reads it when it first compiles. The next process finds the kernels there.
-    os.environ[_INDUCTOR_VARIABLE] = str(folder / INDUCTOR)
-    torch._dynamo.config.recompile_limit = max(
-        torch._dynamo.config.recompile_limit,
-        len(source.sizes) + 2,
-    )
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / INDUCTOR)
+    settings = torch._dynamo.config
+    settings.recompile_limit = max(settings.recompile_limit, len(source.sizes) + 2)
     # A mode cannot be given together with freezing, so it is a setting while torch compiles.
     frozen = torch._inductor.config.patch(freezing=source.on_cpu)
     compiled = torch.compile(source.flat, mode=source.wanted.mode, dynamic=False)
@@ -60,7 +56,7 @@ def _compiled(source: Source, folder: Path) -> Run:
                 run(args)
 
     def without_compiling(args: Args) -> Sequence[Tensor]:
-        with torch.compiler.set_stance(_NOTHING_MORE):
+        with torch.compiler.set_stance("eager_on_recompile"):
             if not source.on_cpu:
                 torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
             found = run(args)
@@ -92,9 +88,6 @@ def _check_open(source: Source, program: Any) -> None:
     """Check that the compiler has fixed no size that changes from call to call.
 
     A library with a fixed size does not check it, and reads beyond smaller inputs.
-
-    Raises:
-        ConfigError: it has.
     """
     names = set(program.graph_signature.user_inputs)
     values = [node.meta["val"] for node in program.graph.nodes if node.name in names]
@@ -177,19 +170,6 @@ def _load_engine(source: Source, folder: Path) -> Run:
     import torch_tensorrt
 
     return _inferred(torch_tensorrt.load(str(folder / _ENGINE)).module())
-
-
-def check_tensorrt(device: str) -> None:
-    """Refuse TensorRT without a GPU.
-
-    Raises:
-        ConfigError: the model is on a CPU.
-    """
-    if device == "cpu":
-        raise ConfigError(
-            "optimize: tensorrt needs a GPU, but the model is on the CPU",
-            hint="set its device to cuda, or backend to openvino, onnxruntime or compile",
-        )
 
 
 def _inferred(program: Callable[..., Any]) -> Run:

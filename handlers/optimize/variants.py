@@ -47,13 +47,7 @@ def cause(error: BaseException) -> str:
 
 
 def failure(problem: str, error: BaseException, folder: Path) -> str:
-    """Return what failed, the cause, the remedy, and the file with the traceback, which is written.
-
-    Args:
-        problem: the step that failed, such as "it cannot be built".
-        error: the cause.
-        folder: the folder of the build.
-    """
+    """Write the traceback; return what failed, the cause, the remedy, and the file."""
     file = folder / _TRACEBACK
     with suppress(OSError):
         file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
@@ -89,7 +83,6 @@ class Site:
 
     Attributes:
         cache: the folder of all builds.
-        most: the largest batch.
         sizes: the batch sizes; empty for any.
         settings: plain data that decides over the module's inputs.
         samples: returns samples; called only if there is no verdict yet.
@@ -113,7 +106,6 @@ class Installed:
     Attributes:
         verdict: of the comparison, in this process or an earlier one.
         build_s: seconds of the build and the comparison; 0 if both were in the cache.
-        name: of the variant.
         problem: why the variant is not in the module's place; "" if it is.
         keep: writes another verdict of it into the cache.
     """
@@ -136,16 +128,12 @@ def install(
     """Put a variant in the place of a module, unless it is refused.
 
     Args:
-        wanted: the variant.
-        site: where it runs.
         refused_too: use a wrong or slower variant too, to measure it; not one that does not run.
 
     Raises:
         ConfigError: what the variant needs is not there.
     """
-    check_installed(wanted)
-    if wanted.backend == "tensorrt":
-        torch_backends.check_tensorrt(site.device)
+    _check_possible(wanted, site.device)
     if wanted.backend == "eager" and wanted.precision == "float":
         return Installed()
     variant = _Variant(exportable, wanted, site)
@@ -177,14 +165,13 @@ class _Variant:
         self._module = cast("nn.Module", exportable.module)
         self._backend = _BACKENDS[wanted.backend]
         self._replacement: Replacement | None = None
-        threads = torch.get_num_threads()
+        self._threads = torch.get_num_threads()
         shapes = {"most": site.most, "sizes": site.sizes}
         settings = {**site.settings, **(shapes if wanted.backend in _OF_SIZES else {})}
         settings["one"] = site.most == 1
         self.key = cache.build_key(wanted, self._module, site.device, settings)
         self.store = UnpackedModels(site.cache)
-        self._verdict_name = cache.verdict_name(wanted, threads)
-        self._threads = threads
+        self._verdict_name = cache.verdict_name(wanted, self._threads)
 
     def cached(self) -> Verdict | None:
         """Return the verdict of an earlier process; None if it has none."""
@@ -199,11 +186,11 @@ class _Variant:
     def build_or_refuse(self) -> Verdict:
         """Build the variant; a disk or a memory that is full is no verdict for other processes."""
         try:
-            return self.build()
+            return self._build()
         except (OSError, MemoryError, torch.OutOfMemoryError) as error:
             return Verdict(wrong=f"it cannot be built now: {cause(error)}", broken=True)
 
-    def build(self) -> Verdict:
+    def _build(self) -> Verdict:
         """Build the variant unless that is done, compare it with the module, keep the verdict."""
         samples = self._site.samples()
         example = samples.timed[max(samples.timed)]
@@ -286,12 +273,7 @@ class _Variant:
         )  # fmt: skip
 
 
-def check_installed(wanted: Optimize) -> None:
-    """Check that the packages of a backend are installed.
-
-    Raises:
-        ConfigError: one is missing; the message names the extra to install.
-    """
+def _check_possible(wanted: Optimize, device: str) -> None:
     extra, names = EXTRAS.get(wanted.backend, ("", ()))
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
@@ -299,4 +281,9 @@ def check_installed(wanted: Optimize) -> None:
             f"optimize: the backend {wanted.backend} needs packages that are not installed: "
             f"{', '.join(missing)}",
             hint=f"pip install 'headrace[{extra}]'",
+        )
+    if wanted.backend == "tensorrt" and device == "cpu":
+        raise ConfigError(
+            "optimize: tensorrt needs a GPU, but the model is on the CPU",
+            hint="set its device to cuda, or backend to openvino, onnxruntime or compile",
         )

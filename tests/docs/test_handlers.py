@@ -16,8 +16,8 @@ from PIL import Image
 
 from handlers.common.explanations import EXPLAIN, TARGET
 from handlers.common.images import FORMATS, ImageOptions
+from handlers.common.modules import CroppedImageOptions
 from handlers.image_classifier import ClassifierOptions
-from handlers.image_segmenter import SegmenterOptions
 from handlers.loader import VERBS, load_handler
 from handlers.object_detector import DetectorOptions
 from handlers.tensor_model import TensorOptions
@@ -136,7 +136,7 @@ def test_errors_have_the_status_and_retry_of_the_code() -> None:
     [
         ("### digits", ImageOptions),
         ("### image_classifier", ClassifierOptions),
-        ("### image_segmenter", SegmenterOptions),
+        ("### image_segmenter", CroppedImageOptions),
         ("### object_detector", DetectorOptions),
         ("### text_classifier", TextOptions),
         ("### tensor_model", TensorOptions),

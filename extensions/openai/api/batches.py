@@ -32,7 +32,6 @@ from headrace.access.api_key import Caller
 from headrace.errors import (
     BatchNotFound,
     FileMissing,
-    HeadraceError,
     InvalidParameter,
     ModelNotFound,
 )
@@ -41,13 +40,9 @@ from headrace.jobs.job import Count
 PAGE_DEFAULT: Final = 20
 PAGE_MAX: Final = 100
 BODY_LIMIT_BYTES: Final = 256 * 1024
-METADATA_MAX: Final = 16
-METADATA_KEY_MAX_CHARS: Final = 64
-METADATA_VALUE_MAX_CHARS: Final = 512
-WINDOW: Final = r"^[1-9][0-9]{0,6}[hms]$"
+WINDOW: Final = re.compile("^[1-9][0-9]{0,6}[hms]$")
 WINDOW_DEFAULT: Final = "24h"
 
-_WINDOW: Final = re.compile(WINDOW)
 _UNIT_S: Final = {"h": 3600, "m": 60, "s": 1}
 
 
@@ -60,10 +55,10 @@ _Endpoint = Annotated[
 ]
 _Metadata = Annotated[
     dict[
-        Annotated[str, Meta(max_length=METADATA_KEY_MAX_CHARS)],
-        Annotated[str, Meta(max_length=METADATA_VALUE_MAX_CHARS)],
+        Annotated[str, Meta(max_length=64)],
+        Annotated[str, Meta(max_length=512)],
     ],
-    Meta(max_length=METADATA_MAX, description="The client's own data, returned with the batch."),
+    Meta(max_length=16, description="The client's own data, returned with the batch."),
 ]
 
 
@@ -90,7 +85,7 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
         Meta(
             description=f"Hours, minutes or seconds, at most {KEEP_MAX_S // 3600}h; "
             f"{WINDOW_DEFAULT} by default.",
-            extra_json_schema={"pattern": WINDOW},
+            extra_json_schema={"pattern": WINDOW.pattern},
         ),
     ] = None
     metadata: _Metadata | None = None
@@ -215,14 +210,11 @@ def batch_object(batch: BatchRecord) -> Batch:
 
 def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec:
     """Validate a request, without reading its file. Blocks."""
-    before = None if fields.rerun_of is None else _rerun(services, fields, caller)
+    before = None if fields.rerun_of is None else _rerun(services, fields.rerun_of, fields, caller)
+    file_id, endpoint, window = fields.input_file_id, fields.endpoint, WINDOW_DEFAULT
     if before is not None:
-        file_id: str | None = before.spec.input_file_id
-        endpoint: str | None = before.spec.endpoint
-        window = before.spec.window
-    else:
-        file_id, endpoint = fields.input_file_id, fields.endpoint
-        window = WINDOW_DEFAULT
+        spec = before.spec
+        file_id, endpoint, window = spec.input_file_id, spec.endpoint, spec.window
     if fields.completion_window is not None:
         window = fields.completion_window
     if endpoint is None or file_id is None:
@@ -246,8 +238,8 @@ def _spec(services: Services, fields: BatchRequest, caller: Caller) -> BatchSpec
     )
 
 
-def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> BatchRecord:
-    batch_id = fields.rerun_of or ""
+def _rerun(services: Services, batch_id: str, fields: BatchRequest, caller: Caller) -> BatchRecord:
+    """Return the batch whose failed lines run again."""
     try:
         before = services.of(FileService).batches.get(batch_id, caller)
     except BatchNotFound as error:
@@ -277,7 +269,7 @@ def _rerun(services: Services, fields: BatchRequest, caller: Caller) -> BatchRec
 
 def _check_endpoint(services: Services, endpoint: str) -> None:
     try:
-        model = endpoint_model(endpoint)
+        model, _ = endpoint_model(endpoint)
         if model is not None:
             services.catalog.get(model)
     except ValueError:
@@ -294,22 +286,18 @@ def _check_endpoint(services: Services, endpoint: str) -> None:
 def _check_file(
     services: Services, caller: Caller, file_id: str, param: str = "input_file_id"
 ) -> None:
-    wanted: HeadraceError | None = None
     try:
         purpose = services.of(FileService).store.get(file_id, caller).purpose
     except FileMissing as error:
-        wanted = InvalidParameter(f"{param}: {error.message}", param, hint=error.hint)
-    else:
-        if param == "input_file_id" and purpose != BATCH:
-            wanted = InvalidParameter(
-                f"{param}: the file {file_id} has the purpose {purpose!r}, not {BATCH!r}", param
-            )
-    if wanted is not None:
-        raise wanted
+        raise InvalidParameter(f"{param}: {error.message}", param, hint=error.hint) from None
+    if param == "input_file_id" and purpose != BATCH:
+        raise InvalidParameter(
+            f"{param}: the file {file_id} has the purpose {purpose!r}, not {BATCH!r}", param
+        )
 
 
 def _window_s(text: str) -> int:
-    seconds = int(text[:-1]) * _UNIT_S[text[-1]] if _WINDOW.fullmatch(text) else 0
+    seconds = int(text[:-1]) * _UNIT_S[text[-1]] if WINDOW.fullmatch(text) else 0
     if not 1 <= seconds <= KEEP_MAX_S:
         raise InvalidParameter(
             f"completion_window {text[:32]!r} cannot be used",

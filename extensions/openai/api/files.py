@@ -119,74 +119,58 @@ async def create_file(services: Services, request: Request) -> Reply:
     return json_reply(file_object(stored))
 
 
-class _FileReceiver:
-    """A file that is being received.
-
-    Attributes:
-        draft: the part that is written; None before the file begins.
-    """
-
-    def __init__(self, files: FileService, upload: Upload, owner: str) -> None:
-        self._owner = owner
-        self.draft: FileWriter | None = None
-        self._files = files
-        self._upload = upload
-
-    async def read(self, request: Request) -> None:
-        """Receive the whole form."""
-        ended = False
-        while not ended:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            # Parsing a few hundred kilobytes takes less time than a switch of threads.
-            self._upload.feed(message.get("body", b""))
-            ended = not message.get("more_body")
-            await self._write(least=1 if ended else PART_BYTES)
-        self._upload.check_complete()
-
-    async def _write(self, least: int) -> None:
-        upload, run = self._upload, self._files.run
-        if upload.filename is None:
-            return
-        if self.draft is None:
-            self.draft = await run(self._files.store.begin, _filename(upload.filename), self._owner)
-        while upload.waiting_bytes >= least:
-            await run(self.draft.add, upload.take(PART_BYTES))
-
-    async def finish(self) -> StoredFile:
-        """Make the draft a file."""
-        ttl_s = _asked_ttl_s(self._upload.fields)
-        if self.draft is None:
-            raise InvalidParameter("the form has no file", FILE_FIELD)
-        return await self._files.run(self.draft.finish, BATCH, ttl_s)
-
-
 async def _receive(files: FileService, request: Request, upload: Upload) -> StoredFile:
-    receiver = _FileReceiver(files, upload, request.caller.key_id)
+    """Write the file of a form while it arrives."""
+    writer: FileWriter | None = None
+    last = False
     try:
-        await receiver.read(request)
-        return await receiver.finish()
+        while not last:
+            piece, last = await _next_piece(request)
+            # Parsing a few hundred kilobytes takes less time than a switch of threads.
+            upload.feed(piece)
+            if writer is None and upload.filename is not None:
+                name = _filename(upload.filename)
+                writer = await files.run(files.store.begin, name, request.caller.key_id)
+            while writer is not None and upload.waiting_bytes >= (1 if last else PART_BYTES):
+                await files.run(writer.add, upload.take(PART_BYTES))
+        upload.check_complete()
+        return await files.run(_finish, writer, upload.fields)
     except BaseException:
-        if receiver.draft is not None:
+        if writer is not None:
             # A client that hung up does not wait for it, and no other client can see the file.
-            await asyncio.shield(files.run(receiver.draft.abandon))
+            await asyncio.shield(files.run(writer.abandon))
         raise
     finally:
         upload.close()
+
+
+async def _next_piece(request: Request) -> tuple[bytes, bool]:
+    """Return the next piece of the body, and whether it is the last one."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message.get("body", b""), not message.get("more_body")
+
+
+def _finish(writer: FileWriter | None, fields: dict[str, str]) -> StoredFile:
+    ttl_s = _asked_ttl_s(fields)
+    if writer is None:
+        raise InvalidParameter("the form has no file", FILE_FIELD)
+    return writer.finish(BATCH, ttl_s)
 
 
 async def list_files(services: Services, request: Request) -> Reply:
     """Return a page of files."""
     query = read_query(request, FilesQuery)
     files = services.of(FileService)
+    purposes = [query.purpose] if query.purpose else PURPOSES
     page = await files.run(
         files.store.page,
         request.caller,
         after=query.after,
         limit=query.limit,
         newest_first=query.order == "desc",
-        purpose=query.purpose,
+        keep=lambda file: file.purpose in purposes,
     )
     return json_reply(Files(data=[file_object(file) for file in page.items], **ends_of(page)))
 
@@ -206,7 +190,9 @@ async def delete_file(services: Services, request: Request, file_id: str) -> Rep
     return json_reply(FileDeleted(id=file_id))
 
 
-async def get_content(services: Services, request: Request, file_id: str) -> Reply | StreamingReply:
+async def get_file_content(
+    services: Services, request: Request, file_id: str
+) -> Reply | StreamingReply:
     """Return the bytes of a file."""
     request.query()
     files = services.of(FileService)

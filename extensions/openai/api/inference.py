@@ -8,20 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from functools import partial
 from typing import Final
 
 import msgspec
 
-from api.http.bodies import read_body, require_json
-from api.http.messages import (
-    NO_STORE,
-    HangUp,
-    Reply,
-    Request,
-    StreamingReply,
-    Write,
-)
+from api.http.messages import NO_STORE, HangUp, Reply, Request, StreamingReply, Write
 from api.routes.event_stream import (
     EVENT_STREAM,
     HEARTBEAT,
@@ -40,7 +31,7 @@ from extensions.openai.api.jobs import (
     check_success,
     cut_off,
     first_events,
-    job_requests,
+    read_jobs,
     restarted,
     result_of,
 )
@@ -59,12 +50,10 @@ from extensions.openai.schema.requests import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    GenerationRequest,
     OpenAIRequest,
-    read_request,
 )
-from headrace.errors import (
-    HeadraceError,
-)
+from headrace.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.following.piece_log import Missing, Pieces, Place, Restarted
@@ -91,40 +80,31 @@ async def create_embeddings(services: Services, request: Request) -> Reply | Str
 async def _create(
     services: Services, request: Request, shape: type[OpenAIRequest]
 ) -> Reply | StreamingReply:
-    request.query()
-    require_json(request)
-    asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
-    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
+    asked, jobs = await read_jobs(services, request, shape)
     try:
-        if isinstance(asked, (ChatRequest, CompletionRequest)) and asked.stream:
+        if isinstance(asked, GenerationRequest) and asked.stream:
             return await _start_stream(services, request, asked, jobs)
         ended = await jobs.wait()
         results = [await result_of(services, job) for job in ended]
         created = ended[0].created_us // US_PER_S
-        make = partial(_answer_body, asked, jobs.answer_id, created, results)
+
+        def body_of() -> bytes:
+            return msgspec.json.encode(answer(asked, jobs.answer_id, created, results))
+
         # Thousands of vectors take longer than other requests should wait.
-        body = make() if jobs.count <= PORTION else await asyncio.to_thread(make)
+        body = body_of() if jobs.count <= PORTION else await asyncio.to_thread(body_of)
         return Reply(200, body, headers=(NO_STORE, jobs.request_id))
     except HeadraceError as error:
         return jobs.failed(error)
 
 
-def _answer_body(
-    asked: OpenAIRequest, answer_id: str, created: int, results: Sequence[bytes]
-) -> bytes:
-    return msgspec.json.encode(answer(asked, answer_id, created, results))
-
-
 async def _start_stream(
-    services: Services,
-    request: Request,
-    asked: ChatRequest | CompletionRequest,
-    jobs: RequestJobs,
+    services: Services, request: Request, asked: GenerationRequest, jobs: RequestJobs
 ) -> Reply | StreamingReply:
     """Begin a stream once the first text is there, so that an error before it has its status."""
     take_stream(services, request, jobs.count)
     client = HangUp(request.receive).__enter__()
-    answers: list[_Answer] = []
+    answers: list[_AnswerWriter] = []
     streams: list[EventStream[PieceEvent]] = []
 
     async def close(*, ended: bool) -> None:
@@ -140,11 +120,10 @@ async def _start_stream(
         chunks = Chunks(asked, jobs.answer_id, submitted[0].created_us // US_PER_S)
         for index, job in enumerate(submitted):
             place = asked.place_of(index, len(submitted))
-            answers.append(_Answer(services, asked, chunks, index, place, job))
+            writer = _AnswerWriter(services, asked, chunks, job, index, place)
             pieces = pieces_of(services, job, Place())
-            streams.append(
-                EventStream(services, request, pieces, answers[-1], receive=client.receive)
-            )
+            answers.append(writer)
+            streams.append(EventStream(services, request, pieces, writer, receive=client.receive))
         await answers[0].check(await first_events(services, streams[0], submitted[0]))
     except BaseException:
         await close(ended=False)
@@ -160,7 +139,7 @@ async def _start_stream(
     return StreamingReply(200, run, EVENT_STREAM, (*STREAM_HEADERS, jobs.request_id))
 
 
-class _Answer:
+class _AnswerWriter:
     """Writes one answer while it comes.
 
     Attributes:
@@ -170,20 +149,15 @@ class _Answer:
     heartbeat = HEARTBEAT
 
     def __init__(
-        self,
-        services: Services,
-        asked: ChatRequest | CompletionRequest,
-        chunks: Chunks,
-        index: int,
-        place: str,
-        job: Job,
-    ) -> None:
+        self, services: Services, asked: GenerationRequest, chunks: Chunks, job: Job,
+        index: int, place: str,
+    ) -> None:  # fmt: skip
         self._services = services
         self._asked = asked
         self._chunks = chunks
+        self._job = job
         self._index = index
         self._place = place
-        self._job = job
         self._begun = False
         role = chunks.begin(index)
         self.head = b"" if role is None else _event(role)
@@ -229,11 +203,6 @@ class _Answer:
             raise cut_off()
 
     async def _whole(self, job: Job) -> Generation:
-        """Return the result of the job.
-
-        Raises:
-            HeadraceError: it has failed, or its result is no text.
-        """
         check_success(job, self._place)
         return read_generation(await result_of(self._services, job), self._asked.model)
 
@@ -248,8 +217,8 @@ class _Answer:
 
 
 async def _write_answers(
-    answers: Sequence[_Answer], streams: Sequence[EventStream[PieceEvent]],
-    asked: ChatRequest | CompletionRequest, chunks: Chunks, write: Write,
+    answers: Sequence[_AnswerWriter], streams: Sequence[EventStream[PieceEvent]],
+    asked: GenerationRequest, chunks: Chunks, write: Write,
 ) -> bool:  # fmt: skip
     """Write answers at the same time, and the end of the stream; return whether they succeeded."""
     lock = asyncio.Lock()

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from api.http.bodies import read_body, require_json
 from api.http.messages import HangUp, Header, Reply, Request
 from api.routes.event_stream import EventStream
 from api.routes.jobs.stream import PieceEvent
@@ -27,11 +28,10 @@ from api.submission.job_request import (
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.limits import admit_jobs
 from extensions.openai.schema.errors import failure_of
-from extensions.openai.schema.requests import OpenAIRequest
+from extensions.openai.schema.requests import OpenAIRequest, Shape, read_request
 from headrace.errors import (
     BrokerError,
     BrokerUnavailable,
-    HandlerError,
     HeadraceError,
     InvalidInput,
     ModelNotLoaded,
@@ -39,6 +39,7 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, error_of
+from headrace.redis.scripts import pages_of
 from headrace.schema.lines import JobRequest
 from headrace.schema.serialization import raw_result
 
@@ -50,14 +51,25 @@ PORTION: Final = 64
 _NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
 
 
-async def job_requests(
-    services: Services, request: Request, asked: OpenAIRequest
-) -> list[ValidatedRequest]:
-    """Return the jobs of a request; the first one has the id of the answer.
+async def read_jobs(
+    services: Services, request: Request, shape: type[Shape]
+) -> tuple[Shape, RequestJobs]:
+    """Read a request; return it with its jobs, before they are submitted.
 
     Raises:
         HeadraceError: the request is refused.
     """
+    request.query()
+    require_json(request)
+    asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
+    jobs = await _job_requests(services, request, asked)
+    return asked, RequestJobs(services, request, asked, jobs)
+
+
+async def _job_requests(
+    services: Services, request: Request, asked: OpenAIRequest
+) -> list[ValidatedRequest]:
+    """Return the jobs of a request; the first one has the id of the answer."""
     key, trace = idempotency_key(request), request_trace(request)
     model, options = services.catalog.get(asked.model), asked.options()
     inputs = asked.inputs()
@@ -128,39 +140,36 @@ class RequestJobs:
             HeadraceError: a job is refused, or has failed.
         """
         with HangUp(self._request.receive) as client:
-            return await self._wait(client)
-
-    async def _wait(self, client: HangUp) -> list[Job]:
-        model = self._requests[0].model
-        failed_load = asyncio.create_task(
-            self._services.model_statuses.load_failed(model.name, model.asked_version)
-        )
-        failed_load.add_done_callback(lambda _: client.end_waits())
-        waits: list[asyncio.Task[Job]] = []
-        failed: list[int] = []
-        try:
-            for n, one in enumerate(self._requests):
-                waits.append(asyncio.create_task(self._success(n, one, client, failed)))
-                if n % PORTION == PORTION - 1:
-                    await asyncio.sleep(0)
-                if failed:
-                    # No further job is submitted.
-                    await waits[failed[0]]
-            return await asyncio.gather(*waits)
-        except BaseException as error:
-            # A submit on its way must arrive first: a cancel before it would find no job.
-            client.end_waits()
-            for wait in waits if isinstance(error, asyncio.CancelledError) else ():
-                wait.cancel()
-            await asyncio.wait(waits)
-            await self._cancel(len(waits))
-            if failed_load.done():
-                raise not_loaded(model.name, failed_load.result()) from None
-            raise
-        finally:
-            failed_load.cancel()
-            # Their errors hold this frame.
-            waits.clear()
+            model = self._requests[0].model
+            failed_load = asyncio.create_task(
+                self._services.model_statuses.load_failed(model.name, model.asked_version)
+            )
+            failed_load.add_done_callback(lambda _: client.end_waits())
+            waits: list[asyncio.Task[Job]] = []
+            failed: list[int] = []
+            try:
+                for n, one in enumerate(self._requests):
+                    waits.append(asyncio.create_task(self._success(n, one, client, failed)))
+                    if n % PORTION == PORTION - 1:
+                        await asyncio.sleep(0)
+                    if failed:
+                        # No further job is submitted.
+                        await waits[failed[0]]
+                return await asyncio.gather(*waits)
+            except BaseException as error:
+                # A submit on its way must arrive first: a cancel before it would find no job.
+                client.end_waits()
+                for wait in waits if isinstance(error, asyncio.CancelledError) else ():
+                    wait.cancel()
+                await asyncio.wait(waits)
+                await self.cancel(len(waits))
+                if failed_load.done():
+                    raise not_loaded(model.name, failed_load.result()) from None
+                raise
+            finally:
+                failed_load.cancel()
+                # Their errors hold this frame.
+                waits.clear()
 
     async def _success(
         self, index: int, request: ValidatedRequest, client: HangUp, failed: list[int]
@@ -192,22 +201,19 @@ class RequestJobs:
         reply = envelope(error)
         return reply._replace(headers=(*reply.headers, self.request_id, _NO_RETRY))
 
-    async def cancel(self) -> None:
-        """Cancel the jobs that have not ended, if no repeat of the request can need them."""
-        await self._cancel(len(self._requests))
+    async def cancel(self, count: int | None = None) -> None:
+        """Cancel the jobs that have not ended, if no repeat of the request can need them.
 
-    async def _cancel(self, count: int) -> None:
-        """Cancel the first `count` jobs."""
+        With `count` only the first ones were submitted.
+        """
         if self._requests[0].identity.chosen:
             return
         queue, only = self._services.queue, self._request.caller.only
         ids = [one.identity.job_id for one in self._requests[:count]]
         try:
-            for at in range(0, count, PORTION):
+            for some in pages_of(ids, PORTION):
                 # Many clients may hang up at once: these calls share one of the script.
-                await asyncio.gather(
-                    *(queue.cancel_one(one, only) for one in ids[at : at + PORTION])
-                )
+                await asyncio.gather(*(queue.cancel_one(one, only) for one in some))
         except BrokerError as error:
             logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
 
@@ -287,17 +293,3 @@ async def first_events(
     if not events:
         await check_loadable(services, job)
     return events
-
-
-def text_of(pieces: Sequence[msgspec.Raw], model: str) -> str:
-    """Return pieces of a text as one text.
-
-    Raises:
-        HandlerError: a piece is no text.
-    """
-    try:
-        return "".join(msgspec.json.decode(piece, type=str) for piece in pieces)
-    except msgspec.MsgspecError:
-        raise HandlerError(
-            f"model {model} streams pieces that are no text; this endpoint needs text"
-        ) from None

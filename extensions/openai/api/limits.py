@@ -33,7 +33,6 @@ async def admit_jobs(
     """Check that the jobs of a request are within all limits, and spend the rate for all of them.
 
     Args:
-        caller: the API key that makes the request.
         keyed: it has an idempotency key. Its jobs stay when it is refused, so that each repeat adds
             fewer jobs and fewer tokens.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from api.http.messages import Reply, Request, json_reply
-from api.routes.media import IDEMPOTENCY_KEY
-from api.routes.table import REFUSED_SUBMIT, UNREAD_JOB, Operation
+from api.routes.media import BINARY, IDEMPOTENCY_KEY, Body, Success
+from api.routes.table import REFUSED_SUBMIT, UNREAD_JOB, Answers, Endpoint, Operation
 from api.services import Services
-from extensions.openai.api import batches, files, inference, media, responses
-from extensions.openai.schema.answers import Embeddings
+from extensions.openai.api import batches, files, inference, responses
+from extensions.openai.api.upload import FILE_FIELD
+from extensions.openai.batches.files import BATCH, KEEP_MAX_S
+from extensions.openai.schema.answers import ChatChunk, ChatCompletion, Completion, Embeddings
 from extensions.openai.schema.errors import OpenAIError
 from extensions.openai.schema.requests import (
     CHAT,
@@ -22,6 +24,7 @@ from extensions.openai.schema.requests import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
+    OpenAIRequest,
 )
 from extensions.openai.schema.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
 from headrace import errors
@@ -64,87 +67,111 @@ def _model(name: str) -> OpenAIModel:
     return OpenAIModel(id=name, created=_STARTED)
 
 
-_SUBMIT, _READ = Scope.SUBMIT, Scope.READ
-_FILES: Final = "/v1/files"
-_BATCHES: Final = "/v1/batches"
-_RESPONSE: Final = RESPONSES + "/{response_id}"
-_REFUSED_PROMPT: Final = (*REFUSED_SUBMIT, errors.JobError)
+_ANCHOR: Final = "expires_after[anchor]"
+_SECONDS: Final = "expires_after[seconds]"
+_FILE_EXAMPLE: Final = '{"custom_id": "a"}\n'
+_UPLOAD: Final = Body(
+    {
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": [FILE_FIELD, "purpose"],
+                "properties": {
+                    FILE_FIELD: BINARY,
+                    "purpose": {"enum": [BATCH]},
+                    _ANCHOR: {"const": files.ANCHOR},
+                    _SECONDS: {"type": "integer", "minimum": 1, "maximum": KEEP_MAX_S},
+                },
+                "additionalProperties": False,
+                "dependentRequired": {_ANCHOR: [_SECONDS], _SECONDS: [_ANCHOR]},
+            },
+            "example": {FILE_FIELD: _FILE_EXAMPLE, "purpose": BATCH},
+        }
+    }
+)
+_CONTENT: Final = Success(
+    "All of its bytes.", {"application/octet-stream": {"schema": BINARY, "example": _FILE_EXAMPLE}}
+)
+_RESPONSE_OR_EVENTS: Final = Success(
+    "The response. With `stream`, the events of OpenAI's API.", Response, events=True
+)
 
-_ROWS: Final[tuple[Operation, ...]] = (
-    Operation(
-        "GET", "/v1/models", list_openai_models, _READ, "list_openai_models",
-        OpenAIModels,
+
+def _operation(
+    method: str, path: str, endpoint: Endpoint, answers: Answers,
+    *problems: type[errors.HeadraceError], **more: Any,
+) -> Operation:  # fmt: skip
+    """Return an operation with the name of its function. All but a GET need the scope to submit."""
+    needs = Scope.READ if method == "GET" else Scope.SUBMIT
+    return Operation(
+        method, path, endpoint, needs, endpoint.__name__, answers, problems, error=OpenAIError,
+        **more,
+    )  # fmt: skip
+
+
+def _prompt(
+    path: str, endpoint: Endpoint, body: type[OpenAIRequest], answers: Answers
+) -> Operation:
+    """Return an operation that submits jobs and answers with their results."""
+    return _operation(
+        "POST", path, endpoint, answers, *REFUSED_SUBMIT, errors.JobError,
+        headers=(IDEMPOTENCY_KEY,), body=body,
+    )  # fmt: skip
+
+
+def _chunked(whole: type[msgspec.Struct], chunk: type[msgspec.Struct]) -> Success:
+    return Success(
+        f"The whole answer. With `stream`, events with a {chunk.__name__} each, and `[DONE]`.",
+        whole,
+        events=True,
+    )
+
+
+_FILES: Final = "/v1/files"
+_FILE: Final = _FILES + "/{file_id}"
+_BATCHES: Final = "/v1/batches"
+_BATCH: Final = _BATCHES + "/{batch_id}"
+_RESPONSE: Final = RESPONSES + "/{response_id}"
+_TOO_LARGE: Final = (errors.PayloadTooLarge, errors.UnsupportedMedia)
+
+OPERATIONS: Final = (
+    _operation("GET", "/v1/models", list_openai_models, OpenAIModels),
+    _operation("GET", "/v1/models/{model}", get_openai_model, OpenAIModel, errors.ModelNotFound),
+    _prompt(
+        CHAT, inference.create_chat_completion, ChatRequest, _chunked(ChatCompletion, ChatChunk)
     ),
-    Operation(
-        "GET", "/v1/models/{model}", get_openai_model, _READ, "get_openai_model",
-        OpenAIModel, (errors.ModelNotFound,),
+    _prompt(
+        COMPLETIONS, inference.create_completion, CompletionRequest,
+        _chunked(Completion, Completion),
     ),
-    Operation(
-        "POST", CHAT, inference.create_chat_completion, _SUBMIT, "create_chat_completion",
-        media.CHAT, _REFUSED_PROMPT, headers=(IDEMPOTENCY_KEY,), body=ChatRequest,
+    _prompt(EMBEDDINGS, inference.create_embeddings, EmbeddingRequest, Embeddings),
+    _prompt(RESPONSES, responses.create_response, ResponseRequest, _RESPONSE_OR_EVENTS),
+    _operation(
+        "GET", _RESPONSE, responses.get_response, _RESPONSE_OR_EVENTS,
+        *UNREAD_JOB, errors.TooManyStreams, query=(responses.ResponseQuery,),
     ),
-    Operation(
-        "POST", COMPLETIONS, inference.create_completion, _SUBMIT, "create_completion",
-        media.COMPLETION, _REFUSED_PROMPT, headers=(IDEMPOTENCY_KEY,),
-        body=CompletionRequest,
+    _operation(
+        "DELETE", _RESPONSE, responses.delete_response, ResponseDeleted,
+        *UNREAD_JOB, errors.Conflict,
     ),
-    Operation(
-        "POST", EMBEDDINGS, inference.create_embeddings, _SUBMIT, "create_embeddings",
-        Embeddings, _REFUSED_PROMPT, headers=(IDEMPOTENCY_KEY,), body=EmbeddingRequest,
+    _operation("POST", _RESPONSE + "/cancel", responses.cancel_response, Response, *UNREAD_JOB),
+    _operation("GET", _FILES, files.list_files, files.Files, query=(files.FilesQuery,)),
+    _operation(
+        "POST", _FILES, files.create_file, files.File,
+        *_TOO_LARGE, errors.StoreFull, errors.BrokerFull, body=_UPLOAD,
     ),
-    Operation(
-        "POST", RESPONSES, responses.create_response, _SUBMIT, "create_response",
-        media.RESPONSE, _REFUSED_PROMPT, headers=(IDEMPOTENCY_KEY,), body=ResponseRequest,
+    _operation("GET", _FILE, files.get_file, files.File, errors.FileMissing),
+    _operation("DELETE", _FILE, files.delete_file, files.FileDeleted, errors.FileMissing),
+    _operation("GET", _FILE + "/content", files.get_file_content, _CONTENT, errors.FileMissing),
+    _operation(
+        "GET", _BATCHES, batches.list_batches, batches.Batches, query=(batches.BatchesQuery,)
     ),
-    Operation(
-        "GET", _RESPONSE, responses.get_response, _READ, "get_response", media.RESPONSE,
-        (*UNREAD_JOB, errors.TooManyStreams), (responses.ResponseQuery,),
-    ),
-    Operation(
-        "DELETE", _RESPONSE, responses.delete_response, _SUBMIT, "delete_response",
-        ResponseDeleted, (*UNREAD_JOB, errors.Conflict),
-    ),
-    Operation(
-        "POST", _RESPONSE + "/cancel", responses.cancel_response, _SUBMIT, "cancel_response",
-        Response, UNREAD_JOB,
-    ),
-    Operation(
-        "GET", _FILES, files.list_files, _READ, "list_files", files.Files,
-        query=(files.FilesQuery,),
-    ),
-    Operation(
-        "POST", _FILES, files.create_file, _SUBMIT, "create_file", files.File,
-        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.StoreFull, errors.BrokerFull),
-        body=media.UPLOAD,
-    ),
-    Operation(
-        "GET", _FILES + "/{file_id}", files.get_file, _READ, "get_file", files.File,
-        (errors.FileMissing,),
-    ),
-    Operation(
-        "DELETE", _FILES + "/{file_id}", files.delete_file, _SUBMIT, "delete_file",
-        files.FileDeleted, (errors.FileMissing,),
-    ),
-    Operation(
-        "GET", _FILES + "/{file_id}/content", files.get_content, _READ, "get_file_content",
-        media.CONTENT, (errors.FileMissing,),
-    ),
-    Operation(
-        "GET", _BATCHES, batches.list_batches, _READ, "list_batches", batches.Batches,
-        query=(batches.BatchesQuery,),
-    ),
-    Operation(
-        "POST", _BATCHES, batches.create_batch, _SUBMIT, "create_batch", batches.Batch,
-        (errors.PayloadTooLarge, errors.UnsupportedMedia, errors.BrokerFull),
+    _operation(
+        "POST", _BATCHES, batches.create_batch, batches.Batch, *_TOO_LARGE, errors.BrokerFull,
         body=batches.BatchRequest,
     ),
-    Operation(
-        "GET", _BATCHES + "/{batch_id}", batches.get_batch, _READ, "get_batch", batches.Batch,
-        (errors.BatchNotFound,),
-    ),
-    Operation(
-        "POST", _BATCHES + "/{batch_id}/cancel", batches.cancel_batch, _SUBMIT, "cancel_batch",
-        batches.Batch, (errors.BatchNotFound,),
+    _operation("GET", _BATCH, batches.get_batch, batches.Batch, errors.BatchNotFound),
+    _operation(
+        "POST", _BATCH + "/cancel", batches.cancel_batch, batches.Batch, errors.BatchNotFound
     ),
 )  # fmt: skip
-OPERATIONS: Final = tuple(row._replace(error=OpenAIError) for row in _ROWS)

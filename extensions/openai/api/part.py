@@ -11,7 +11,7 @@ from api.routes.media import Examples, PathParameter
 from api.services import Services
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.operations import OPERATIONS
-from extensions.openai.api.stores import FileService, build_file_service
+from extensions.openai.api.stores import FileService
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import ID
 
@@ -60,7 +60,7 @@ def _hint(_: str, path: str) -> str | None:
 
 def _files(services: Services) -> FileService:
     settings = services.settings
-    return build_file_service(settings, settings.needed_redis_url("the API"))
+    return FileService(settings, settings.needed_redis_url("the API"))
 
 
 PART: Final = ApiPart(

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.event_stream import (
     EVENT_STREAM,
@@ -33,18 +32,15 @@ from extensions.openai.api.jobs import (
     check_success,
     cut_off,
     first_events,
-    job_requests,
+    read_jobs,
     restarted,
     result_of,
-    text_of,
 )
-from extensions.openai.schema.answers import Generation, read_generation
+from extensions.openai.schema.answers import Generation, read_generation, read_part
 from extensions.openai.schema.errors import openai_error
-from extensions.openai.schema.requests import read_request
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
     TAIL_EVENTS,
-    Echo,
     Response,
     ResponseDeleted,
     ResponseEvents,
@@ -75,23 +71,17 @@ class ResponseQuery(msgspec.Struct):
 
 async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
     """Create a response: wait for it, stream it, or let it go on in the background."""
-    request.query()
-    require_json(request)
-    limit_bytes = services.settings.body_limit_bytes
-    asked = read_request(await read_body(request, limit_bytes), ResponseRequest)
-    jobs = RequestJobs(services, request, asked, await job_requests(services, request, asked))
+    asked, jobs = await read_jobs(services, request, ResponseRequest)
     try:
+        waits = not (asked.stream or asked.background)
+        (job,) = await (jobs.wait() if waits else jobs.submit())
         if asked.stream:
-            (job,) = await jobs.submit()
             try:
                 return await _start_stream(services, request, job, None, jobs)
             except TooManyStreams:
                 await jobs.cancel()
                 raise
-        if asked.background:
-            (job,) = await jobs.submit()
-        else:
-            (job,) = await jobs.wait()
+        if waits:
             await _generation(services, job)
         reply = json_reply(await _response(services, job))
         if asked.store is False:
@@ -114,20 +104,16 @@ async def get_response(
 
 async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
     """Cancel a response; one that has ended stays as it is."""
-    request.query()
-    job = await _visible(services, request, response_id)
+    job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
         job = await _visible(services, request, response_id)
     return json_reply(await _response(services, job))
 
 
 async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
     """Delete a response; one that runs is cancelled first."""
-    request.query()
-    job = await _visible(services, request, response_id)
+    job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        await services.queue.cancel_one(job.id, request.caller.only)
         job = await wait_for_end(services, job, request.receive, _END_S)
     if not job.state.final:
         raise Conflict(
@@ -138,17 +124,20 @@ async def delete_response(services: Services, request: Request, response_id: str
     return json_reply(ResponseDeleted(id=job.id))
 
 
+async def _cancelled(services: Services, request: Request, response_id: str) -> Job:
+    """Cancel the job of a response if it runs; return it as it was."""
+    request.query()
+    job = await _visible(services, request, response_id)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id, request.caller.only)
+    return job
+
+
 async def _forget(services: Services, request: Request, job_id: str) -> None:
     await services.queue.forget([job_id], request.caller.only)
 
 
 async def _visible(services: Services, request: Request, response_id: str) -> Job:
-    """Return the job of a response.
-
-    Raises:
-        JobNotFound: no such response exists, or the caller may not see it.
-        BrokerUnavailable: Redis does not answer.
-    """
     unknown = JobNotFound(
         f"there is no response {response_id[:128]!r}",
         hint="It never existed, it was deleted, or its result_ttl has passed since it ended.",
@@ -175,16 +164,11 @@ async def _response(services: Services, job: Job) -> Response:
 
 async def _outcome(services: Services, job: Job) -> tuple[Response, Generation | None]:
     """Return a response, and its text; one whose result is no text has failed."""
-    found = None
     try:
         found = await _generation(services, job)
     except InvalidParameter as error:
-        return response_of(job, *_echo(job), None, error.message), None
-    return response_of(job, *_echo(job), found), found
-
-
-def _echo(job: Job) -> tuple[Echo, dict[str, Any]]:
-    return echo_of(job) or (Echo(model=job.model), {})
+        return response_of(job, None, error.message), None
+    return response_of(job, found), found
 
 
 async def _start_stream(
@@ -199,8 +183,10 @@ async def _start_stream(
     if job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
         last_piece = max(0, last_piece - TAIL_EVENTS)
-    cancelled = jobs is not None and not _echo(job)[0].background
-    writer = _ResponseWriter(services, job, after, checks_load=cancelled)
+    response = response_of(job)
+    # Nothing else reads it, so it ends with its stream.
+    attended = jobs is not None and not response.background
+    writer = _ResponseWriter(services, job, after, checks_load=attended)
     pieces = pieces_of(services, job, Place(last_piece))
     stream = EventStream(services, request, pieces, writer)
     take_stream(services, request)
@@ -208,11 +194,11 @@ async def _start_stream(
     async def close() -> None:
         await stream.close()
         services.stream_limit.leave(request.caller.key_id)
-        if jobs is not None and cancelled and not writer.ended:
+        if jobs is not None and attended and not writer.ended:
             await jobs.cancel()
 
     try:
-        if cancelled:
+        if attended:
             await _check_first(services, await first_events(services, stream, job))
     except BaseException:
         await close()
@@ -224,7 +210,7 @@ async def _start_stream(
                 await stream.run(write)
             except HeadraceError as error:
                 await put(write, writer.error(error))
-            if writer.ended and not _echo(job)[0].store:
+            if writer.ended and not response.store:
                 await _forget(services, request, job.id)
         finally:
             await close()
@@ -268,8 +254,7 @@ class _ResponseWriter:
         self._after = -1 if after is None else after
         self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
-        head = response_of(job, *_echo(job), None)
-        self.head = self._text(self._events.head(head)) or HEARTBEAT
+        self.head = self._text(self._events.head(response_of(job))) or HEARTBEAT
         self._sent = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
@@ -285,7 +270,7 @@ class _ResponseWriter:
                 case Pieces(Place(last), pieces):
                     known = _pieces_before(self._after)
                     fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
-                    text = text_of(fresh, self._job.model)
+                    text = read_part(fresh, self._job.model).text
                     self._last = last
                     if text and not self._gap:
                         self._sent += len(text)

@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from extensions.openai.batches.files import FileStore
 from extensions.openai.batches.store import BatchStore
 from headrace.config.settings import Settings
-from headrace.payloads.stores import THREADS, PayloadStores, build_stores
+from headrace.payloads.stores import THREADS, build_stores
 from headrace.redis.script_client import ScriptClient
 
 P = ParamSpec("P")
@@ -18,12 +18,17 @@ T = TypeVar("T")
 
 
 class FileService:
-    """The files and batches, for one event loop; it closes the payload stores."""
+    """The files and batches, for one event loop. They connect when first used.
 
-    def __init__(self, stores: PayloadStores, store: FileStore, batches: BatchStore) -> None:
-        self.store = store
-        self.batches = batches
-        self._stores = stores
+    Raises:
+        ConfigError: the settings of the store are not valid.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        self._stores = build_stores(settings, redis_url)
+        client = ScriptClient(self._stores.client)
+        self.store = FileStore(self._stores, client, settings.file_ttl_s)
+        self.batches = BatchStore(client, settings.file_ttl_s, settings.lease_ttl_s)
         self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
 
     def close(self) -> None:
@@ -35,15 +40,3 @@ class FileService:
         """Run a blocking call on a thread."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
-
-
-def build_file_service(settings: Settings, redis_url: str) -> FileService:
-    """Build the files and batches of one API process; they connect when first used.
-
-    Raises:
-        ConfigError: the settings of the store are not valid.
-    """
-    stores = build_stores(settings, redis_url)
-    caller = ScriptClient(stores.client)
-    files = FileStore(stores, caller, settings.file_ttl_s)
-    return FileService(stores, files, BatchStore(caller, settings.file_ttl_s, settings.lease_ttl_s))

@@ -30,7 +30,6 @@ class Upload:
         self._file_bytes = 0
         self._file_ended = False
         self._waiting = bytearray()
-        self._in_file = False
         self._field = ""
         self._value = bytearray()
         self._reader = MultipartReader(content_type, self._begin, self._data, self._end)
@@ -68,12 +67,15 @@ class Upload:
                 hint="As with curl -F purpose=batch -F file=@requests.jsonl.",
             )
 
+    @property
+    def _in_file(self) -> bool:
+        return self._field == FILE_FIELD
+
     def _begin(self, head: PartHead) -> None:
         if len(self.fields) >= FIELDS_MAX:
             raise InvalidRequest(f"the form has more than {FIELDS_MAX} fields")
         self._value = bytearray()
         self._field = head.name
-        self._in_file = head.name == FILE_FIELD
         if not self._in_file:
             return
         if self.filename is not None:

@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -26,7 +27,7 @@ from extensions.openai.batches.input import (
     validate,
 )
 from extensions.openai.batches.output import CANCELLED, EXPIRED, REFUSED, BatchLeaseLost, BatchSink
-from extensions.openai.batches.store import BatchStore, Lease, LineError, endpoint_model
+from extensions.openai.batches.store import BatchStore, Lease, LineError
 from extensions.openai.redis.keys import BatchField
 from headrace.client.bulk import LOOKUP_JOBS, cancel_many
 from headrace.client.models import ENDED
@@ -43,8 +44,6 @@ from headrace.runs.range_set import RangeSet
 from headrace.runs.spec import RunSpec
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 #: Seconds until a batch is tried again after a transient error.
 RETRY_S: Final = 5.0
@@ -78,6 +77,7 @@ class BatchExecution:
         self._batches = batches
         self._client = client
         self._settings = settings
+        self._log = logging.LoggerAdapter(logging.getLogger(__name__), {"api_batch": self.batch.id})
         self._why = ""
         # Why the API refuses the owner; then it is sent no requests.
         self._refused: LineError | None = None
@@ -90,17 +90,12 @@ class BatchExecution:
             # The window ended while no runner was available: nothing more is started.
             self._why = store.EXPIRED
 
-    @property
-    def _log_fields(self) -> dict[str, str]:
-        """The log fields of the batch."""
-        return {"api_batch": self.batch.id}
-
     def renew(self) -> None:
         """Renew the lease, and find out whether the batch has to end; called by the runner."""
         try:
             saved = self._batches.save(self._lease)
         except BrokerError as error:
-            logger.warning("lease not renewed: %s", error.message, extra=self._log_fields)
+            self._log.warning("lease not renewed: %s", error.message)
             return
         if saved is None:
             self.stop("lost")
@@ -124,20 +119,19 @@ class BatchExecution:
 
     def run(self) -> None:
         """Execute the batch as far as possible."""
-        retry_s: float | None = 0.0
+        retry_s: float | None = None
         try:
-            self._execute()
-            retry_s = None if self._why != "stopped" else 0.0
+            with suppress(_Stopped):
+                self._execute()
+            if self._why == "stopped":
+                retry_s = 0.0
         except BatchLeaseLost:
-            logger.warning("lease lost, another runner has the batch", extra=self._log_fields)
-            retry_s = None
-        except _Stopped:
-            retry_s = 0.0 if self._why == "stopped" else None
+            self._log.warning("lease lost, another runner has the batch")
         except HeadraceError as error:
-            logger.warning("batch will be retried: %s", error.message, extra=self._log_fields)
+            self._log.warning("batch will be retried: %s", error.message)
             retry_s = RETRY_S
-        except Exception:
-            logger.exception("batch will be retried", extra=self._log_fields)
+        except Exception:  # noqa: BLE001 - it is logged
+            self._log.exception("batch will be retried")
             retry_s = RETRY_S
         finally:
             self.done = True
@@ -149,11 +143,7 @@ class BatchExecution:
         try:
             self._batches.save(self._lease, lease_s=retry_s)
         except BrokerError as error:
-            logger.warning(
-                "batch not released, its lease will expire: %s",
-                error.message,
-                extra=self._log_fields,
-            )
+            self._log.warning("batch not released, its lease will expire: %s", error.message)
 
     def _execute(self) -> None:
         batch, spec = self.batch, self.batch.spec
@@ -161,9 +151,8 @@ class BatchExecution:
         sink = BatchSink(self._files, self._batches, self._lease, keep_s, self._job_id)
         models: dict[str, list[str]] = {}
         try:
-            models = {
-                model.name: model.versions or [model.version] for model in self._client.models()
-            }
+            for model in self._client.models():
+                models[model.name] = model.versions or [model.version]
         except (Unauthorized, Forbidden) as error:
             # The runner's own key is valid, so this concerns the owner's.
             message = error.message
@@ -189,15 +178,14 @@ class BatchExecution:
             self._fail(sink, LineError("file_not_found", error.message, None, param))
 
     def _parameters(self, models: Collection[str]) -> Collection[str]:
-        """Return the names of the parameters of the endpoint's model."""
-        name = endpoint_model(self.batch.spec.endpoint)
+        name = self.batch.spec.model
         if name is None or name not in models:
             return ()
         return self._client.model(name).parameters or ()
 
     def _fail(self, sink: BatchSink, error: LineError) -> None:
         """End the batch with an error; rows that exist are kept."""
-        logger.warning("batch failed: %s", error.message, extra=self._log_fields)
+        self._log.warning("batch failed: %s", error.message)
         checkpoint, data = None, sink.load()
         if self._engine is not None:
             checkpoint = self._engine.checkpoint
@@ -231,7 +219,7 @@ class BatchExecution:
                 max_lines=self._settings.batch_max_lines, check_stop=self._check_stop,
             )  # fmt: skip
         if found.errors:
-            logger.info("batch has %d invalid lines", found.bad, extra=self._log_fields)
+            self._log.info("batch has %d invalid lines", found.bad)
             sink.end(store.FAILED, {BatchField.ERRORS: msgspec.json.encode(found.errors)})
             return False
         self.batch.total = found.total
@@ -268,10 +256,7 @@ class BatchExecution:
             raise BatchLeaseLost
         status = store.COMPLETED if engine.checkpoint.ended else self._why
         sink.end(status, {})
-        logger.info(
-            "%s: %d completed, %d failed", status, sink.completed, sink.failed,
-            extra=self._log_fields,
-        )  # fmt: skip
+        self._log.info("%s: %d completed, %d failed", status, sink.completed, sink.failed)
 
     def _write_rest(self, checkpoint: Checkpoint, source: BatchSource, sink: BatchSink) -> None:
         """Write a row for each line that has none: its job's outcome, or why it did not run."""
@@ -279,7 +264,9 @@ class BatchExecution:
         if self._refused is not None:
             why = REFUSED
         done, unsaved = checkpoint.done_set, 0
-        for rest in _pages(source.entries(checkpoint.cursor, checkpoint.n), done):
+        entries = source.entries(checkpoint.cursor, checkpoint.n)
+        left = (entry for entry in entries if entry.n not in done)
+        while rest := list(islice(left, LOOKUP_JOBS)):
             for rows in self._rows_of(rest, why):
                 sink.append(rows)
                 for row in rows:
@@ -331,10 +318,3 @@ class BatchExecution:
 
 class _Stopped(Exception):
     """The runner stops, or has lost the batch."""
-
-
-def _pages(entries: Iterator[Entry], done: RangeSet) -> Iterator[list[Entry]]:
-    """Yield entries that have no row, LOOKUP_JOBS at a time."""
-    left = (entry for entry in entries if entry.n not in done)
-    while page := list(islice(left, LOOKUP_JOBS)):
-        yield page

@@ -8,20 +8,19 @@ part arrives for ABANDONED_S seconds its record expires, and the sweep deletes i
 from __future__ import annotations
 
 import logging
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
+from typing_extensions import override
 
-from extensions.openai.batches.lists import IdLists, ItemPage
+from extensions.openai.batches.lists import RecordStore
 from extensions.openai.redis import keys as batch_keys
 from extensions.openai.redis import script
 from extensions.openai.redis.keys import FileField
 from headrace.access.api_key import EVERYBODY, Caller
 from headrace.errors import FileMissing, HeadraceError, StoreUnavailable
-from headrace.jobs.ids import new_id
 from headrace.payloads.index import GRACE_S
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import PayloadStores
@@ -31,10 +30,9 @@ from headrace.redis.scripts import pages_of
 
 logger = logging.getLogger(__name__)
 
-#: The purpose of a file that a client uploads, and of one that a batch writes.
+#: The purpose of a file that a client uploads.
 BATCH: Final = "batch"
-BATCH_OUTPUT: Final = "batch_output"
-PURPOSES: Final = (BATCH, BATCH_OUTPUT)
+PURPOSES: Final = (BATCH, "batch_output")
 #: The longest time that a file is kept, in seconds.
 KEEP_MAX_S: Final = 30 * 86_400
 NAME_MAX_CHARS: Final = 255
@@ -48,8 +46,6 @@ ABANDONED_S: Final = GRACE_S - 60
 _PART_TTL_S: Final = KEEP_MAX_S + 86_400
 #: In the place of a model in the entries of parts.
 _MODEL: Final = "-"
-_DROP_PARTS: Final = 500
-_ID: Final = re.compile(r"file-[0-9a-f]{32}")
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,8 +54,6 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         id: sorts by the time of creation.
         expires_at: when it expires, in seconds since 1970.
-        filename: the name that the client gave.
-        purpose: one of PURPOSES.
         owner: the id of the API key that owns it; "" without keys.
     """
 
@@ -72,85 +66,47 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
 
 
-def new_file_id() -> str:
-    """Return an id that sorts behind those created before."""
-    return "file-" + new_id().replace("-", "")
+class FileStore(RecordStore[StoredFile]):
+    """Files."""
 
-
-def read_file(file_id: str, record: Mapping[bytes, bytes]) -> StoredFile | None:
-    """Read a record (the fields of HGETALL); None unless it is that of a complete file."""
-    text = {name.decode(): value.decode("utf-8", "replace") for name, value in record.items()}
-    if text.get(FileField.STATE) != "p":
-        return None
-    return StoredFile(
-        id=file_id,
-        bytes=int(text[FileField.BYTES]),
-        created_at=int(text[FileField.CREATED]),
-        expires_at=int(text[FileField.EXPIRES]),
-        filename=text[FileField.NAME],
-        purpose=text[FileField.PURPOSE],
-        owner=text.get(FileField.OWNER, ""),
-    )
-
-
-class FileStore:
-    """Files. Its methods block, and any thread may call them.
-
-    All raise a BrokerError if Redis is unavailable. A caller sees only its own files.
-    """
+    prefix = "file-"
+    record_key = keys.file
+    every = batch_keys.FILES
+    of = batch_keys.files_of
 
     def __init__(self, stores: PayloadStores, client: ScriptClient, ttl_s: int) -> None:
+        super().__init__(client)
         self.stores = stores
-        self.client = client
         self.ttl_s = ttl_s
-        self._lists = IdLists(
-            client,
-            batch_keys.FILES,
-            batch_keys.files_of,
-            self._read,
-            lambda file: file.owner,
+
+    @override
+    def decode(self, item_id: str, record: Mapping[bytes, bytes]) -> StoredFile | None:
+        text = {name.decode(): value.decode("utf-8", "replace") for name, value in record.items()}
+        if text.get(FileField.STATE) != "p":
+            return None
+        return StoredFile(
+            id=item_id,
+            bytes=int(text[FileField.BYTES]),
+            created_at=int(text[FileField.CREATED]),
+            expires_at=int(text[FileField.EXPIRES]),
+            filename=text[FileField.NAME],
+            purpose=text[FileField.PURPOSE],
+            owner=text.get(FileField.OWNER, ""),
+        )
+
+    @override
+    def missing(self, item_id: str) -> FileMissing:
+        return FileMissing(
+            f"there is no file {item_id[:64]!r}",
+            hint="It was deleted, it has expired, or its upload was not completed.",
         )
 
     def begin(self, name: str, owner: str) -> FileWriter:
-        """Begin to write a file.
-
-        Args:
-            name: the name that the client gave.
-            owner: the id of the API key that owns it; "" without keys.
-        """
-        file_id = new_file_id()
+        """Begin to write a file."""
+        file_id = self.new_id()
         fields = (FileField.NAME, name, FileField.OWNER, owner)
         self.client.call(script("files/begin").call([], file_id, ABANDONED_S * 1000, *fields))
         return FileWriter(self, file_id, owner)
-
-    def get(self, file_id: str, caller: Caller = EVERYBODY) -> StoredFile:
-        """Return a complete file.
-
-        Raises:
-            FileMissing: no such file.
-        """
-        found = self._read([file_id])[0] if _ID.fullmatch(file_id) else None
-        if found is None or not caller.may_see(found.owner):
-            raise missing_file(file_id)
-        return found
-
-    def page(
-        self, caller: Caller, *, after: str, limit: int, newest_first: bool, purpose: str
-    ) -> ItemPage[StoredFile]:
-        """Return a page of files.
-
-        Args:
-            caller: the API key of the request; it sees only its own files.
-            after: the id of the last file before the page, which may be gone; "" for the beginning.
-            limit: the most files.
-            newest_first: the order.
-            purpose: return only files with this purpose; "" for any.
-        """
-        purposes = [purpose] if purpose else PURPOSES
-        return self._lists.page(
-            caller, after=after, limit=limit, newest_first=newest_first,
-            keep=lambda file: file.purpose in purposes,
-        )  # fmt: skip
 
     def delete(self, file_id: str, caller: Caller = EVERYBODY) -> None:
         """Delete a file. The sweep deletes parts that cannot be deleted now.
@@ -165,13 +121,13 @@ class FileStore:
         """Delete a file, complete or not."""
         refs = [ref for _, ref in self._parts(file_id)]
         self.client.execute("UNLINK", keys.file(file_id), keys.file_parts(file_id))
-        self._lists.remove([file_id])
+        self.remove([file_id])
         self.drop(file_id, refs)
 
     def drop(self, file_id: str, refs: list[str]) -> None:
         """Delete parts that the file's record does not name (any more)."""
         entries = [PayloadEntry(ref, file_id, _MODEL, "f") for ref in refs]
-        for some in pages_of(entries, _DROP_PARTS):
+        for some in pages_of(entries, 500):
             try:
                 self.stores.drop(*some)
             except HeadraceError as error:
@@ -195,17 +151,13 @@ class FileStore:
         Raises:
             FileMissing: no such file.
         """
-        return FileReader(self.stores, self.get(file_id, caller), self._parts(file_id))
+        return FileReader(self, self.get(file_id, caller), self._parts(file_id))
 
     def _parts(self, file_id: str) -> list[tuple[int, str]]:
         """Return where each part begins, and its reference."""
         command = ("ZRANGE", keys.file_parts(file_id), 0, -1, "WITHSCORES")
         placed = self.client.execute(*command, withscores=True)
         return [(int(at), ref.decode()) for ref, at in placed]
-
-    def _read(self, ids: list[str]) -> list[StoredFile | None]:
-        found = self.client.read_all([("HGETALL", keys.file(one)) for one in ids])
-        return [read_file(one, record) for one, record in zip(ids, found, strict=True)]
 
 
 class FileWriter:
@@ -238,20 +190,17 @@ class FileWriter:
         """Complete the file, and return it.
 
         Args:
-            purpose: one of PURPOSES.
             ttl_s: how long it is kept; None for the default.
 
         Raises:
             FileMissing: the last part is too long ago, and the file was abandoned.
-            BrokerError: Redis is unavailable.
         """
         kept_s = self._files.ttl_s if ttl_s is None else ttl_s
         finish = script("files/finish").call([], self.id, purpose, kept_s)
         record = self._files.client.call(finish)
-        found = read_file(self.id, dict(zip(record[::2], record[1::2], strict=True)))
-        if found is None:
+        if not record:
             raise _abandoned(self.id)
-        return found
+        return self._files.decoded(self.id, record)
 
     def abandon(self) -> None:
         """Delete the written parts; without Redis they expire by themselves."""
@@ -265,11 +214,9 @@ class FileWriter:
 class FileReader:
     """The bytes of a complete file. Its methods block, and any thread may call them."""
 
-    def __init__(
-        self, stores: PayloadStores, file: StoredFile, parts: list[tuple[int, str]]
-    ) -> None:
+    def __init__(self, files: FileStore, file: StoredFile, parts: list[tuple[int, str]]) -> None:
         self.file = file
-        self._stores = stores
+        self._files = files
         self._offsets = [offset for offset, _ in parts]
         self._refs = [ref for _, ref in parts]
 
@@ -286,11 +233,11 @@ class FileReader:
         if place < 0:
             raise StoreUnavailable(f"the beginning of the file {self.file.id} is missing")
         ref = self._refs[place]
-        store = self._stores.of(ref)
+        store = self._files.stores.of(ref)
         try:
             body = store.read(ref, at - self._offsets[place], store.chunk_bytes)
         except PayloadMissing:
-            raise missing_file(self.file.id) from None
+            raise self._files.missing(self.file.id) from None
         if not body:
             raise StoreUnavailable(
                 f"a part of the file {self.file.id} is shorter than when it was written"
@@ -302,14 +249,6 @@ class FileReader:
         while chunk := self.read(at):
             yield chunk
             at += len(chunk)
-
-
-def missing_file(file_id: str) -> FileMissing:
-    """Return the error for an unknown file id."""
-    return FileMissing(
-        f"there is no file {file_id[:64]!r}",
-        hint="It was deleted, it has expired, or its upload was not completed.",
-    )
 
 
 def _abandoned(file_id: str) -> FileMissing:

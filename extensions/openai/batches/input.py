@@ -17,7 +17,6 @@ from extensions.openai.batches.store import (
     BatchRecord,
     LineError,
     endpoint_model,
-    endpoint_version,
 )
 from extensions.openai.schema.batch_lines import line_job
 from headrace.errors import InvalidRequest
@@ -37,7 +36,6 @@ CUSTOM_ID_MAX_CHARS: Final = 512
 ERRORS_MAX: Final = 100
 #: A validation calls `check_stop` after this many lines.
 _CHECK_LINES: Final = 1000
-_DIGEST_BYTES: Final = 16
 
 
 class BatchLine(NamedTuple):
@@ -59,7 +57,6 @@ def read_lines(
     """Yield the lines from a byte on; memory holds at most `limit_bytes` of a line.
 
     Args:
-        limit_bytes: the most bytes of a line.
         at: where the first line begins.
         number: the number of the line before it.
 
@@ -159,8 +156,7 @@ class Requests:
     ) -> None:
         self._endpoint = endpoint
         self._parameters = parameters
-        self._model = endpoint_model(endpoint)
-        self._version = endpoint_version(endpoint)
+        self._model, self._version = endpoint_model(endpoint)
         self._models = models
 
     def read(self, text: bytes) -> BatchLineRequest:
@@ -172,21 +168,15 @@ class Requests:
         line = _decoded(text)
         custom_id = _text(line.custom_id, "custom_id")
         if not custom_id or len(custom_id) > CUSTOM_ID_MAX_CHARS:
-            raise BadLine(
-                "invalid_custom_id",
-                f"custom_id must have 1 to {CUSTOM_ID_MAX_CHARS} characters",
-                "custom_id",
-            )
+            message = f"custom_id must have 1 to {CUSTOM_ID_MAX_CHARS} characters"
+            raise BadLine("invalid_custom_id", message, "custom_id")
         method = _text(line.method, "method")
         if method != "POST":
             raise BadLine("invalid_method", f"method must be 'POST', not {method[:32]!r}", "method")
         path, _, query = _text(line.url, "url").partition("?")
         if path != self._endpoint:
-            raise BadLine(
-                "mismatched_url",
-                f"url must be the batch's endpoint {self._endpoint!r}, not {path[:200]!r}",
-                "url",
-            )
+            message = f"url must be the batch's endpoint {self._endpoint!r}, not {path[:200]!r}"
+            raise BadLine("mismatched_url", message, "url")
         if not line.body:
             raise BadLine("missing_required_parameter", "the line has no body", "body")
         if self._endpoint in OPENAI_ENDPOINTS:
@@ -213,17 +203,14 @@ class Requests:
             raise BadLine("invalid_body", f"body: {error.message}{hint}", "body") from None
         self._check_model(job.model, None)
         options = {} if job.metadata is None else {"metadata": job.metadata}
-        _check_metadata(JobOptions(metadata=job.metadata))
+        _check_metadata(job.metadata)
         submit = NamedJobRequest(job.model, job.input, options=_with_defaults(options))
         return BatchLineRequest(custom_id=custom_id, job=submit, shown=job.shown)
 
     def _job(self, custom_id: str, query: str, body: msgspec.Raw) -> BatchLineRequest:
         if query:
-            raise BadLine(
-                "invalid_url",
-                "url must have no query; put options into `options` of the body",
-                "url",
-            )
+            message = "url must have no query; put options into `options` of the body"
+            raise BadLine("invalid_url", message, "url")
         try:
             job = _JOB.decode(body)
             given = _GIVEN.decode(body).options
@@ -232,7 +219,7 @@ class Requests:
         self._check_model(job.model, job.version)
         if bool(job.input) == (job.input_ref is not None):
             raise BadLine("invalid_body", "body must have either input or input_ref", "body")
-        _check_metadata(job.options)
+        _check_metadata(job.options.metadata)
         job.options = _with_defaults(given)
         return BatchLineRequest(custom_id=custom_id, job=job)
 
@@ -240,18 +227,12 @@ class Requests:
         known = self._models.get(model)
         if known is None:
             there = ", ".join(self._models) or "none"
-            raise BadLine(
-                "model_not_found",
-                f"there is no model {model[:64]!r}; the models are: {there}",
-                "body",
-            )
+            message = f"there is no model {model[:64]!r}; the models are: {there}"
+            raise BadLine("model_not_found", message, "body")
         if version is not None and version not in known:
             plural = "versions" if len(known) > 1 else "version"
-            raise BadLine(
-                "model_not_found",
-                f"model {model} has {plural} {', '.join(known)}, not {version[:64]!r}",
-                "body",
-            )
+            message = f"model {model} has {plural} {', '.join(known)}, not {version[:64]!r}"
+            raise BadLine("model_not_found", message, "body")
 
 
 def _decoded(text: bytes) -> _LineFields:
@@ -277,12 +258,10 @@ def _text(raw: msgspec.Raw, name: str) -> str:
 
 
 def _parsed(query: str) -> dict[str, Any]:
-    """Return the query of a url by names."""
     try:
-        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else []
+        return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError as error:
         raise BadLine("invalid_url", f"url: {_plain(error)}", "url") from None
-    return dict(pairs)
 
 
 def _options_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +272,7 @@ def _options_of(given: dict[str, Any]) -> dict[str, Any]:
         options = msgspec.convert(given, JobOptions, strict=False)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise BadLine("invalid_url", f"url: {_plain(error)}", "url") from None
-    _check_metadata(options)
+    _check_metadata(options.metadata)
     return {name: getattr(options, name) for name in given}
 
 
@@ -306,13 +285,11 @@ def _with_defaults(given: dict[str, Any]) -> JobOptions:
     return cast("JobOptions", options)
 
 
-def _check_metadata(options: JobOptions) -> None:
-    if options.metadata is not None:
-        size = len(msgspec.json.encode(options.metadata))
-        if size > METADATA_MAX_BYTES:
-            raise BadLine(
-                "invalid_body", f"metadata has {size} bytes, more than {METADATA_MAX_BYTES}", "body"
-            )
+def _check_metadata(metadata: dict[str, Any] | None) -> None:
+    size = len(msgspec.json.encode(metadata))
+    if size > METADATA_MAX_BYTES:
+        message = f"metadata has {size} bytes, more than {METADATA_MAX_BYTES}"
+        raise BadLine("invalid_body", message, "body")
 
 
 def _plain(error: Exception) -> str:
@@ -352,7 +329,6 @@ def validate(
     Memory grows by about 100 bytes with each line, to find duplicate ids.
 
     Args:
-        max_lines: the most requests.
         limit_bytes: the most bytes of a line, for the message.
         check_stop: called after every _CHECK_LINES lines; an exception ends the validation.
     """
@@ -363,14 +339,11 @@ def validate(
         if found.total % _CHECK_LINES == 0:
             check_stop()
         if found.total > max_lines:
-            found.add(
-                LineError(
-                    "too_many_lines",
-                    f"the file has more than {max_lines} requests; split it, or raise "
-                    "batch_max_lines (HEADRACE_BATCH_MAX_LINES)",
-                    line.number,
-                )
+            message = (
+                f"the file has more than {max_lines} requests; split it, or raise "
+                "batch_max_lines (HEADRACE_BATCH_MAX_LINES)"
             )
+            found.add(LineError("too_many_lines", message, line.number))
             break
         try:
             _check(line, requests, seen, limit_bytes)
@@ -383,66 +356,54 @@ def validate(
 
 def _check(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: int) -> None:
     if line.text is None:
-        raise BadLine(
-            "line_too_long",
-            f"the line has more than {limit_bytes} bytes (body_limit_bytes)",
-        )
+        message = f"the line has more than {limit_bytes} bytes (body_limit_bytes)"
+        raise BadLine("line_too_long", message)
     custom_id = requests.read(line.text).custom_id
-    digest = hashlib.blake2b(custom_id.encode(), digest_size=_DIGEST_BYTES).digest()
+    digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
     if digest in seen:
-        raise BadLine(
-            "duplicate_custom_id",
-            f"custom_id {custom_id[:128]!r} is also on an earlier line",
-            "custom_id",
-        )
+        message = f"custom_id {custom_id[:128]!r} is also on an earlier line"
+        raise BadLine("duplicate_custom_id", message, "custom_id")
     seen.add(digest)
 
 
+@dataclass(frozen=True, slots=True)
 class BatchSource(Source):
     """The requests of a batch, in the order of their lines.
 
-    Args:
+    Attributes:
         only: the custom_ids of the requests to run; None for all.
     """
 
-    def __init__(
-        self,
-        files: FileStore,
-        batch: BatchRecord,
-        requests: Requests,
-        limit_bytes: int,
-        only: Collection[str] | None,
-    ) -> None:
-        self._files = files
-        self._batch = batch
-        self._requests = requests
-        self._limit_bytes = limit_bytes
-        self._only = only
+    files: FileStore
+    batch: BatchRecord
+    requests: Requests
+    limit_bytes: int
+    only: Collection[str] | None
 
     @override
     def describe(self) -> dict[str, Any]:
-        spec = self._batch.spec
+        spec = self.batch.spec
         return {"kind": "batch", "file": spec.input_file_id, "failed_in": spec.failed_file_id}
 
     @override
     def count(self) -> int | None:
-        return self._batch.total
+        return self.batch.total
 
     @override
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
         # A cursor is the byte where a line ends, and the line's number.
         at, number = (0, 0) if after is None else (int(after[0]), int(after[1]))
-        reader = self._files.open(self._batch.spec.input_file_id)
-        for line in read_lines(reader, self._limit_bytes, at, number):
+        reader = self.files.open(self.batch.spec.input_file_id)
+        for line in read_lines(reader, self.limit_bytes, at, number):
             entry = self._entry(n, line)
-            if self._only is None or entry.key in self._only:
+            if self.only is None or entry.key in self.only:
                 yield entry
                 n += 1
 
     def _entry(self, n: int, line: BatchLine) -> Entry:
         cursor = [line.end, line.number]
         try:
-            request = self._requests.read(line.text or b"")
+            request = self.requests.read(line.text or b"")
         except BadLine as error:
             # The line was valid when the batch began, so its model has been removed.
             return Entry(n, _id_of(line), InvalidRequest(error.error.message), {}, cursor)

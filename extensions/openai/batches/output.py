@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from extensions.openai.batches.files import PART_BYTES, FileStore, new_file_id
+from extensions.openai.batches.files import PART_BYTES, FileStore
 from extensions.openai.batches.store import (
     JOBS_ENDPOINT,
     OPENAI_ENDPOINTS,
@@ -71,9 +71,14 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
 
 
 def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:
-    """Return the status and the body of the response to a request whose job has ended."""
     if endpoint not in OPENAI_ENDPOINTS:
-        return _OK if row.succeeded else _status_of(row.error), _body(job_id, row)
+        end = {"result": row.result} if row.succeeded else {"error": row.error}
+        body = {
+            "id": job_id, "model": row.carried.get("model"), "status": row.status,
+            "attempts": row.attempts, "timings": row.timings, **end,
+        }  # fmt: skip
+        code = row.error.type if row.error else ""
+        return _OK if row.succeeded else BY_CODE.get(code, HeadraceError).status, body
     if row.error is None:
         return _OK, row.result
     failed = failure_of(row.error.type, row.error.message, retryable=row.error.retryable)
@@ -94,18 +99,6 @@ def openai_row(endpoint: str, job_id: str, row: Row) -> Row:
     return msgspec.structs.replace(row, result=msgspec.Raw(_ENCODER.encode(found)))
 
 
-def _body(job_id: str, row: Row) -> dict[str, Any]:
-    end = {"result": row.result} if row.succeeded else {"error": row.error}
-    return {
-        "id": job_id, "model": row.carried.get("model"), "status": row.status,
-        "attempts": row.attempts, "timings": row.timings, **end,
-    }  # fmt: skip
-
-
-def _status_of(error: JobFailure | None) -> int:
-    return BY_CODE.get(error.type if error else "", HeadraceError).status
-
-
 class OutputFile:
     """A file to which rows are appended.
 
@@ -114,7 +107,6 @@ class OutputFile:
     StoreError or a BrokerError.
 
     Args:
-        owner: the id of the API key that owns it; "" without keys.
         keep_s: how long it is kept once its batch has ended.
         mark: a `mark` of the file from which to continue; None for a new file.
     """
@@ -127,16 +119,15 @@ class OutputFile:
         keep_s: int,
         mark: Sequence[str | int] | None = None,
     ) -> None:
-        start = mark or (new_file_id(), 0, "")
+        start = mark or (files.new_id(), 0, "")
         self.id, self._offset, self._tail = str(start[0]), int(start[1]), str(start[2])
         self._files = files
         self._name = name
         self._owner = owner
         self._keep_s = keep_s
         # The bytes from `_offset` on, and how many of them the part `_tail` has.
-        self._pending = bytearray(
-            files.stores.of(self._tail).get(self._tail) if self._tail else b""
-        )
+        tail = files.stores.of(self._tail).get(self._tail) if self._tail else b""
+        self._pending = bytearray(tail)
         self._written_bytes = len(self._pending)
         # The last part in the file's record, and where it begins.
         self._recorded = (self._tail, self._offset)
@@ -190,7 +181,6 @@ class OutputFile:
             self._superseded.clear()
 
     def _write_part(self, count: int) -> None:
-        """Write the part that begins at `_offset`."""
         if self._new and self._new[-1][1] == self._offset:
             self._superseded.append(self._new.pop()[0])
         # Like a result, it must not fail because of the limit of payload memory.
@@ -210,9 +200,6 @@ class BatchSink(Sink, CheckpointStore):
     The checkpoint is in the batch's record. One script saves rows, counts and checkpoint, and
     checks that this runner still has the batch. So the files contain exactly the rows that the
     checkpoint covers, and a runner that has lost its batch writes nothing.
-
-    Args:
-        keep_s: how long the files are kept once the batch has ended.
     """
 
     def __init__(
@@ -300,10 +287,6 @@ class BatchSink(Sink, CheckpointStore):
 
     def end(self, status: str, more: dict[str, Any]) -> None:
         """End the batch and publish its files.
-
-        Args:
-            status: one of `store.ENDED`.
-            more: further fields of the record.
 
         Raises:
             BatchLeaseLost, BrokerError: as for `save`.

@@ -9,15 +9,15 @@ from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
-from extensions.openai.batches.lists import IdLists, ItemPage
+from extensions.openai.batches.lists import RecordStore
 from extensions.openai.redis import keys as batch_keys
 from extensions.openai.redis import script
 from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import SHAPES
 from headrace.access.api_key import EVERYBODY, NO_OWNER, Caller
 from headrace.errors import BatchNotFound
-from headrace.jobs.ids import new_id
 from headrace.jobs.job import Count
 from headrace.redis.clock import US_PER_S
 from headrace.redis.script_client import ScriptClient
@@ -48,7 +48,6 @@ MODEL_ENDPOINT: Final = "/api/v1/models/{model}/jobs"
 #: Each line names its model in its body.
 OPENAI_ENDPOINTS: Final = tuple(SHAPES)
 
-_ID: Final = re.compile(r"batch_[0-9a-f]{32}")
 VERSION_ENDPOINT: Final = "/api/v1/models/{model}/versions/{version}/jobs"
 _MODEL_ENDPOINT: Final = re.compile(
     r"/api/v1/models/([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})"
@@ -65,7 +64,6 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         window: the completion window, as the client wrote it.
         window_s: the same in seconds.
         output_ttl_s: how long its output is kept; None for as long as files are.
-        rerun_of: the batch whose failed lines this one runs again.
         failed_file_id: the error file with those lines.
         owner: the id of the API key that owns the batch, its jobs and its files; "" without keys.
     """
@@ -83,7 +81,7 @@ class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def model(self) -> str | None:
         """The model of every line; None if each line names its own."""
-        return endpoint_model(self.endpoint)
+        return endpoint_model(self.endpoint)[0]
 
 
 class LineError(msgspec.Struct, frozen=True):
@@ -117,55 +115,28 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     checkpoint: bytes = b""
 
     @property
+    def owner(self) -> str:
+        """The id of the API key that owns it; "" without keys."""
+        return self.spec.owner
+
+    @property
     def expires_at(self) -> int:
         """When the completion window ends, in seconds since 1970."""
         return self.moments["expires_at"]
 
 
-def endpoint_model(endpoint: str) -> str | None:
-    """Return the model of an endpoint; None if each line names its own.
+def endpoint_model(endpoint: str) -> tuple[str | None, str | None]:
+    """Return the model and the version of an endpoint; None for what it does not name.
 
     Raises:
         ValueError: batches do not have this endpoint.
     """
     if endpoint == JOBS_ENDPOINT or endpoint in OPENAI_ENDPOINTS:
-        return None
+        return None, None
     found = _MODEL_ENDPOINT.fullmatch(endpoint)
     if found is None:
         raise ValueError(endpoint)
-    return found[1]
-
-
-def endpoint_version(endpoint: str) -> str | None:
-    """Return the version that an endpoint names; None if it names none."""
-    found = _MODEL_ENDPOINT.fullmatch(endpoint)
-    return None if found is None else found[2]
-
-
-def read_batch(batch_id: str, record: Mapping[bytes, bytes]) -> BatchRecord | None:
-    """Read a record (the fields of HGETALL); None if there is no batch."""
-    values: dict[str, Any] = {name.decode(): value for name, value in record.items()}
-    if BatchField.STATUS not in values:
-        return None
-
-    def text(name: str) -> str:
-        return bytes(values.get(name, b"")).decode("utf-8", "replace")
-
-    errors = values.get(BatchField.ERRORS)
-    return BatchRecord(
-        id=batch_id,
-        status=text(BatchField.STATUS),
-        spec=msgspec.json.decode(values[BatchField.SPEC], type=BatchSpec),
-        created_at=int(text(BatchField.CREATED)),
-        moments={name: int(values[name]) for name in MOMENTS if name in values},
-        total=int(text(BatchField.TOTAL) or 0),
-        completed=int(text(BatchField.COMPLETED) or 0),
-        failed=int(text(BatchField.FAILED) or 0),
-        errors=msgspec.json.decode(errors, type=list[LineError]) if errors else [],
-        output_file_id=text(BatchField.OUTPUT) or None,
-        error_file_id=text(BatchField.ERROR) or None,
-        checkpoint=values.get(BatchField.CHECKPOINT, b""),
-    )
+    return found[1], found[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +144,6 @@ class Lease:
     """A batch that is leased to one runner.
 
     Attributes:
-        batch: as it was when it was leased.
-        token: the fencing token.
         now_s: when that was, by the clock of Redis, in seconds since 1970.
     """
 
@@ -212,49 +181,63 @@ class SavedProgress:
         ]  # fmt: skip
 
 
-class BatchStore:
-    """Batches. Its methods block, and any thread may call them.
-
-    All raise a BrokerError if Redis is unavailable. A caller sees only its own batches.
+class BatchStore(RecordStore[BatchRecord]):
+    """Batches.
 
     Args:
         keep_s: how long a batch is kept after its end.
         lease_s: how long a lease lasts without renewal.
     """
 
+    prefix = "batch_"
+    record_key = batch_keys.batch
+    every = batch_keys.BATCHES
+    of = batch_keys.batches_of
+
     def __init__(self, client: ScriptClient, keep_s: int, lease_s: float) -> None:
-        self._client = client
+        super().__init__(client)
         self._keep_s = keep_s
         self._lease_s = lease_s
-        self._lists = IdLists(
-            client, batch_keys.BATCHES, batch_keys.batches_of, self._read,
-            lambda batch: batch.spec.owner,
-        )  # fmt: skip
+
+    @override
+    def decode(self, item_id: str, record: Mapping[bytes, bytes]) -> BatchRecord | None:
+        values: dict[str, Any] = {name.decode(): value for name, value in record.items()}
+        if BatchField.STATUS not in values:
+            return None
+
+        def text(name: str) -> str:
+            return bytes(values.get(name, b"")).decode("utf-8", "replace")
+
+        errors = values.get(BatchField.ERRORS)
+        return BatchRecord(
+            id=item_id,
+            status=text(BatchField.STATUS),
+            spec=msgspec.json.decode(values[BatchField.SPEC], type=BatchSpec),
+            created_at=int(text(BatchField.CREATED)),
+            moments={name: int(values[name]) for name in MOMENTS if name in values},
+            total=int(text(BatchField.TOTAL) or 0),
+            completed=int(text(BatchField.COMPLETED) or 0),
+            failed=int(text(BatchField.FAILED) or 0),
+            errors=msgspec.json.decode(errors, type=list[LineError]) if errors else [],
+            output_file_id=text(BatchField.OUTPUT) or None,
+            error_file_id=text(BatchField.ERROR) or None,
+            checkpoint=values.get(BatchField.CHECKPOINT, b""),
+        )
+
+    @override
+    def missing(self, item_id: str) -> BatchNotFound:
+        return BatchNotFound(
+            f"there is no batch {item_id[:64]!r}", hint="GET /v1/batches lists the batches."
+        )
 
     def create(self, spec: BatchSpec) -> BatchRecord:
         """Create a batch, which waits for a runner."""
-        # It sorts behind those created before.
-        batch_id = "batch_" + new_id().replace("-", "")
+        batch_id = self.new_id()
         text = msgspec.json.encode(spec)
         create = script("batches/create").call(
             [], batch_id, text, spec.window_s, self._keep_s, spec.owner
         )
-        return _batch(batch_id, self._client.call(create))
-
-    def get(self, batch_id: str, caller: Caller = EVERYBODY) -> BatchRecord:
-        """Return a batch.
-
-        Raises:
-            BatchNotFound: no such batch.
-        """
-        found = self._read([batch_id])[0] if _ID.fullmatch(batch_id) else None
-        if found is None or not caller.may_see(found.spec.owner):
-            raise missing_batch(batch_id)
-        return found
-
-    def page(self, caller: Caller, *, after: str, limit: int) -> ItemPage[BatchRecord]:
-        """Return a page of batches behind the id `after`, the newest first."""
-        return self._lists.page(caller, after=after, limit=limit)
+        return self.decoded(batch_id, self.client.call(create))
 
     def cancel(self, batch_id: str, caller: Caller = EVERYBODY) -> tuple[BatchRecord, bool]:
         """Request the cancellation of a batch; return it, and whether it will be cancelled.
@@ -263,8 +246,8 @@ class BatchStore:
             BatchNotFound: no such batch.
         """
         self.get(batch_id, caller)
-        cancelling, *record = self._client.call(script("batches/cancel").call([], batch_id))
-        return _batch(batch_id, record), bool(cancelling)
+        cancelling, *record = self.client.call(script("batches/cancel").call([], batch_id))
+        return self.decoded(batch_id, record), bool(cancelling)
 
     def claim(self, runner: str = "", before_s: int | None = None) -> Lease | None:
         """Lease the batch whose window ends first; return None if no batch waits.
@@ -273,15 +256,15 @@ class BatchStore:
         """
         lease_us = round(self._lease_s * US_PER_S)
         before = "" if before_s is None else before_s
-        reply = self._client.call(script("batches/claim").call([], lease_us, runner, before))
+        reply = self.client.call(script("batches/claim").call([], lease_us, runner, before))
         if not reply:
             return None
         raw_id, token, now_s, *record = reply
-        return Lease(_batch(raw_id.decode(), record), int(token), int(now_s))
+        return Lease(self.decoded(raw_id.decode(), record), int(token), int(now_s))
 
     def release(self, runner: str) -> int:
         """Release the batches of a runner that is gone; return how many these were."""
-        return int(self._client.call(script("batches/release").call([], runner))[0])
+        return int(self.client.call(script("batches/release").call([], runner))[0])
 
     def save(
         self,
@@ -294,10 +277,7 @@ class BatchStore:
         """Save the progress of a batch in one step, and renew the lease.
 
         Args:
-            lease: the runner's.
             status: the new status; "" for no change.
-            fields: the fields of the record that change.
-            written: what was written to its files.
             lease_s: how long the lease lasts from now; None for the default.
 
         Returns:
@@ -311,28 +291,10 @@ class BatchStore:
             [], lease.batch.id, lease.token, lease_us, status, self._keep_s, len(changes), *changes,
             *(value for file in written for value in file.arguments),
         )  # fmt: skip
-        saved, *rest = self._client.call(save)
+        saved, *rest = self.client.call(save)
         return (int(rest[0]), rest[1].decode()) if saved else None
 
     def cancel_jobs(self, batch: BatchRecord, ids: Sequence[str]) -> None:
         """Cancel jobs that belong to the owner of a batch whose API key is no longer valid."""
         owner = batch.spec.owner or NO_OWNER
-        self._client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))
-
-    def _read(self, ids: list[str]) -> list[BatchRecord | None]:
-        found = self._client.read_all([("HGETALL", batch_keys.batch(one)) for one in ids])
-        return [read_batch(one, record) for one, record in zip(ids, found, strict=True)]
-
-
-def missing_batch(batch_id: str) -> BatchNotFound:
-    """Return the error for an unknown batch id."""
-    return BatchNotFound(
-        f"there is no batch {batch_id[:64]!r}", hint="GET /v1/batches lists the batches."
-    )
-
-
-def _batch(batch_id: str, flat: Sequence[Any]) -> BatchRecord:
-    found = read_batch(batch_id, dict(zip(flat[::2], flat[1::2], strict=True)))
-    if found is None:
-        raise missing_batch(batch_id)
-    return found
+        self.client.call(job_scripts.cancel([f"{one} {owner}" for one in ids]))

@@ -13,7 +13,6 @@ from msgspec import Meta
 
 from extensions.openai.schema.requests import (
     ChatRequest,
-    CompletionRequest,
     EmbeddingRequest,
     GenerationRequest,
     OpenAIRequest,
@@ -205,8 +204,7 @@ class _Vector(msgspec.Struct):
 
 _PART: Final = msgspec.json.Decoder(Part | str)
 _GENERATION: Final = msgspec.json.Decoder(Generation | str)
-_VECTOR: Final = msgspec.json.Decoder(_Vector)
-_PLAIN_VECTOR: Final = msgspec.json.Decoder(list[float])
+_VECTOR: Final = msgspec.json.Decoder(_Vector | list[float])
 
 
 def read_generation(result: bytes, model: str) -> Generation:
@@ -218,12 +216,10 @@ def read_generation(result: bytes, model: str) -> Generation:
     try:
         found = _GENERATION.decode(result)
     except msgspec.MsgspecError:
-        raise InvalidParameter(
-            f"model {model} is no language model: its result is neither a text nor an object with "
-            "text, finish_reason and usage",
-            "model",
-            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
-        ) from None
+        raise _wrong_model(
+            model, "is no language model: its result is neither a text nor an object with text, "
+            "finish_reason and usage",
+        ) from None  # fmt: skip
     return Generation(found) if isinstance(found, str) else found
 
 
@@ -278,10 +274,7 @@ def answer(
     found = [read_generation(result, request.model) for result in results]
     for one in found:
         check_logprobs(request, one)
-    head: dict[str, Any] = {
-        "id": answer_id, "created": created, "model": request.model,
-        "service_tier": request.tier, "usage": usage_of(request, found),
-    }  # fmt: skip
+    head = {**_head(request, answer_id, created), "usage": usage_of(request, found)}
     if isinstance(request, ChatRequest):
         return ChatCompletion(
             **head,
@@ -289,7 +282,7 @@ def answer(
                 ChatChoice(
                     index=n,
                     message=ChatMessage(content=one.text),
-                    logprobs=_of_chat(one.logprobs),
+                    logprobs=_chat_logprobs(one.logprobs),
                     finish_reason=one.finish,
                 )
                 for n, one in enumerate(found)
@@ -301,12 +294,19 @@ def answer(
             CompletionChoice(
                 text=one.text,
                 index=n,
-                logprobs=_of_completion(one.logprobs),
+                logprobs=_completion_logprobs(one.logprobs),
                 finish_reason=one.finish,
             )
             for n, one in enumerate(found)
         ],
     )
+
+
+def _head(request: GenerationRequest, answer_id: str, created: int) -> dict[str, Any]:
+    return {
+        "id": answer_id, "created": created, "model": request.model,
+        "service_tier": request.tier,
+    }  # fmt: skip
 
 
 def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage | None:
@@ -322,17 +322,16 @@ def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage |
     return Usage(prompt, new, prompt + new)
 
 
-def _of_chat(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
+def _chat_logprobs(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
     return None if logprobs is None else ChatLogprobs(content=logprobs)
 
 
-def _of_completion(
+def _completion_logprobs(
     logprobs: list[ChosenToken] | None, before: int = 0
 ) -> CompletionLogprobs | None:
     """Return log probabilities as a completion has them.
 
     Args:
-        logprobs: one for each token.
         before: how many characters of the continuation come before the first token.
     """
     if logprobs is None:
@@ -351,22 +350,13 @@ def _of_completion(
 
 
 class Chunks:
-    """Makes the chunks of the answers to one request.
+    """Makes the chunks of the answers to one request."""
 
-    Args:
-        created: when the first job was submitted, in seconds since 1970.
-    """
-
-    def __init__(
-        self, request: ChatRequest | CompletionRequest, answer_id: str, created: int
-    ) -> None:
+    def __init__(self, request: GenerationRequest, answer_id: str, created: int) -> None:
         self._chat = isinstance(request, ChatRequest)
-        self._head: dict[str, Any] = {
-            "id": answer_id, "created": created, "model": request.model,
-            "service_tier": request.tier,
-        }  # fmt: skip
+        self._head = _head(request, answer_id, created)
 
-    def begin(self, index: int) -> ChatChunk | None:
+    def begin(self, index: int) -> Answer | None:
         """Return the first chunk of an answer; None for a completion, which has no such chunk."""
         return self._of_chat(index, ChatDelta("assistant", "")) if self._chat else None
 
@@ -374,44 +364,31 @@ class Chunks:
         """Return a chunk with the next part of an answer.
 
         Args:
-            index: the number of the answer, from 0.
             before: how many characters the answer had before.
         """
         if self._chat:
-            logprobs = _of_chat(part.logprobs)
+            logprobs = _chat_logprobs(part.logprobs)
             return self._of_chat(index, ChatDelta(content=part.text), logprobs=logprobs)
-        return self._of_completion(index, part.text, None, _of_completion(part.logprobs, before))
+        of_tokens = _completion_logprobs(part.logprobs, before)
+        return self._of_completion(index, part.text, logprobs=of_tokens)
 
     def end(self, index: int, finish: Finish) -> Answer:
         """Return the last chunk of an answer."""
         if self._chat:
-            return self._of_chat(index, ChatDelta(), finish)
-        return self._of_completion(index, "", finish)
+            return self._of_chat(index, ChatDelta(), finish_reason=finish)
+        return self._of_completion(index, "", finish_reason=finish)
 
     def usage(self, usage: Usage | None) -> Answer:
         """Return the chunk that has the usage and no part of an answer."""
-        if self._chat:
-            return ChatChunk(**self._head, usage=usage, choices=[])
-        return Completion(**self._head, usage=usage, choices=[])
+        kind = ChatChunk if self._chat else Completion
+        return kind(**self._head, usage=usage, choices=[])
 
-    def _of_chat(
-        self,
-        index: int,
-        delta: ChatDelta,
-        finish: Finish | None = None,
-        logprobs: ChatLogprobs | None = None,
-    ) -> ChatChunk:
-        choice = ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, finish_reason=finish)
+    def _of_chat(self, index: int, delta: ChatDelta, **more: Any) -> Answer:
+        choice = ChatChunkChoice(index=index, delta=delta, **more)
         return ChatChunk(**self._head, usage=None, choices=[choice])
 
-    def _of_completion(
-        self,
-        index: int,
-        text: str,
-        finish: Finish | None,
-        logprobs: CompletionLogprobs | None = None,
-    ) -> Completion:
-        choice = CompletionChoice(text=text, index=index, logprobs=logprobs, finish_reason=finish)
+    def _of_completion(self, index: int, text: str, **more: Any) -> Answer:
+        choice = CompletionChoice(index=index, text=text, **{"finish_reason": None, **more})
         return Completion(**self._head, usage=None, choices=[choice])
 
 
@@ -430,16 +407,18 @@ def _embeddings(request: EmbeddingRequest, results: Sequence[bytes]) -> Embeddin
 
 def _vector(result: bytes, model: str) -> _Vector:
     try:
-        if result.lstrip()[:1] == b"[":
-            return _Vector(_PLAIN_VECTOR.decode(result))
-        return _VECTOR.decode(result)
+        found = _VECTOR.decode(result)
     except msgspec.MsgspecError:
-        raise InvalidParameter(
-            f"model {model} makes no embeddings: its result is neither a list of numbers nor an "
-            "object with embedding and usage",
-            "model",
-            hint=f"Send its input to /api/v1/models/{model}/jobs instead.",
-        ) from None
+        raise _wrong_model(
+            model, "makes no embeddings: its result is neither a list of numbers nor an object "
+            "with embedding and usage",
+        ) from None  # fmt: skip
+    return _Vector(found) if isinstance(found, list) else found
+
+
+def _wrong_model(model: str, what: str) -> InvalidParameter:
+    hint = f"Send its input to /api/v1/models/{model}/jobs instead."
+    return InvalidParameter(f"model {model} {what}", "model", hint=hint)
 
 
 def _encoded(vector: list[float], encoding: str) -> list[float] | str:

@@ -33,7 +33,6 @@ class LineJob(NamedTuple):
     """The job of a line.
 
     Attributes:
-        input: as JSON.
         metadata: that of the job; None for none.
         shown: what the answer repeats of the request.
     """
@@ -79,7 +78,6 @@ def line_answer(
     """Return the answer to a line.
 
     Args:
-        endpoint: that of the batch.
         shown: what `line_job` returned as such.
         created: the time of the answer, in seconds since 1970.
 

@@ -47,7 +47,6 @@ def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:
 
     Args:
         code: that of the job's error; it may be one of a handler.
-        retryable: whether another try can succeed.
     """
     error = HeadraceError(message)
     error.code, error.retryable = code, retryable

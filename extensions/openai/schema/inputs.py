@@ -13,23 +13,21 @@ class RequestInputs:
 
     Args:
         prompts: what differs, one for each text; several answers to a text have the same.
-        given: further members of each input.
+        shared: further members of each input; None leaves one out.
         choices: how many answers each prompt gets.
         seed: that of the first answer to each prompt; the next answer has the next number.
-
-    Attributes:
-        choices: as given.
     """
 
     def __init__(
         self,
         prompts: Sequence[Any],
-        given: dict[str, Any] | None = None,
+        shared: dict[str, Any] | None = None,
         choices: int = 1,
         seed: int | None = None,
     ) -> None:
         self._prompts = [msgspec.json.encode(prompt) for prompt in prompts]
-        self._given = msgspec.json.encode(given)[1:-1] if given else b""
+        given = {name: one for name, one in (shared or {}).items() if one is not None}
+        self._shared = msgspec.json.encode(given)[1:-1]
         self.choices = choices
         self._seed = seed
 
@@ -60,7 +58,7 @@ class RequestInputs:
 
     def _members(self, choice: int) -> bytes:
         if self._seed is None:
-            return self._given
+            return self._shared
         # With one seed for all, they would be the same answer several times.
         seed = b'"seed":%d' % (self._seed + choice)
-        return b"%b,%b" % (self._given, seed) if self._given else seed
+        return b"%b,%b" % (self._shared, seed) if self._shared else seed

@@ -43,6 +43,8 @@ Tokens = Annotated[list[_Token], Meta(min_length=1)]
 _Texts = Annotated[list[str], Meta(min_length=1, max_length=TEXTS_MAX)]
 _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+TopP = Annotated[float, Meta(gt=0, le=1)]
 _Likeliest = Annotated[int, Meta(ge=0, le=20)]
 _Stop = Annotated[str, Meta(max_length=STOP_MAX_CHARS)]
 
@@ -104,12 +106,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return "input"
 
     def place_of(self, index: int, jobs: int) -> str:
-        """Return which text a job is for, such as `input[3]`; "" if there is only one.
-
-        Args:
-            index: the index of the job.
-            jobs: how many jobs the request has.
-        """
+        """Return which text a job is for, such as `input[3]`; "" if there is only one."""
         return f"{self.several}[{index}]" if jobs > 1 else ""
 
     def options(self) -> JobOptions:
@@ -134,8 +131,8 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """What a chat and a completion have in common."""
 
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     n: Annotated[
         Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None,
         Meta(description="How many answers to make; each is a job."),
@@ -188,7 +185,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
     @override
     def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
-        common = {
+        shared = {
             "max_tokens": self.new_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -197,8 +194,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "ignore_eos": self.ignore_eos,
             "logprobs": self.likeliest,
         }
-        given = {name: value for name, value in common.items() if value is not None}
-        return RequestInputs(self.prompts(), given, self.choices, self.seed)
+        return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
     @override
     def check(self) -> None:
@@ -410,9 +406,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
     given = {name: value for name, value in fields.items() if value is not None}
     for name in given.keys() - set(shape.__struct_fields__):
-        if given.pop(name) in _neutral(shape, name) or name in HINTS:
-            continue
-        raise _unsupported(shape, name)
+        _check_unsupported(shape, name, given.pop(name))
     try:
         request = msgspec.convert(given, shape)
     except msgspec.ValidationError as error:
@@ -421,27 +415,17 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
     return request
 
 
-def _neutral(shape: type[OpenAIRequest], name: str) -> Sequence[Any]:
-    """Return the values of an unsupported field that change nothing.
-
-    Raises:
-        InvalidParameter: OpenAI's API has no such field.
-    """
-    if name in shape.unsupported:
-        return shape.unsupported[name]
-    known = shape.__struct_fields__
-    raise InvalidParameter(
-        f"unknown field {name[:64]!r}{did_you_mean(name[:64], known)}", name[:64]
-    )
-
-
-def _unsupported(shape: type[OpenAIRequest], name: str) -> InvalidParameter:
-    values = " or ".join(msgspec.json.encode(one).decode() for one in shape.unsupported[name])
-    return InvalidParameter(
-        f"{name} is not supported here",
-        name,
-        hint=f"Leave it out, or give {values}." if values else "Leave it out.",
-    )
+def _check_unsupported(shape: type[OpenAIRequest], name: str, value: Any) -> None:
+    """Refuse a field that this server does not have, unless its value changes nothing."""
+    if name not in shape.unsupported:
+        hint = did_you_mean(name[:64], shape.__struct_fields__)
+        raise InvalidParameter(f"unknown field {name[:64]!r}{hint}", name[:64])
+    neutral = shape.unsupported[name]
+    if value in neutral or name in HINTS:
+        return
+    values = " or ".join(msgspec.json.encode(one).decode() for one in neutral)
+    hint = f"Leave it out, or give {values}." if values else "Leave it out."
+    raise InvalidParameter(f"{name} is not supported here", name, hint=hint)
 
 
 def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> InvalidParameter:

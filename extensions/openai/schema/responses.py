@@ -15,7 +15,14 @@ from typing_extensions import override
 from extensions.openai.schema.answers import Generation
 from extensions.openai.schema.errors import BAD_INPUT, ErrorDetail
 from extensions.openai.schema.inputs import RequestInputs
-from extensions.openai.schema.requests import HINTS, Counted, OpenAIRequest, plain_role
+from extensions.openai.schema.requests import (
+    HINTS,
+    Counted,
+    OpenAIRequest,
+    Temperature,
+    TopP,
+    plain_role,
+)
 from headrace.errors import InvalidParameter
 from headrace.jobs.job import Count, Job, State, error_of
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -73,8 +80,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         None
     )
     max_output_tokens: Counted | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     background: Annotated[
@@ -93,18 +100,18 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
     @override
     def inputs(self) -> RequestInputs:
-        messages = [] if self.instructions is None else [_message("system", self.instructions)]
-        if isinstance(self.input, str):
-            messages.append(_message("user", self.input))
-        else:
-            messages += [_read_item(place, item) for place, item in enumerate(self.input)]
-        given = {
+        items = self.input
+        if isinstance(items, str):
+            items = [{"role": "user", "content": items}]
+        messages = [_read_item(place, item) for place, item in enumerate(items)]
+        if self.instructions is not None:
+            messages.insert(0, {"role": "system", "content": self.instructions})
+        shared = {
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
-        given = {name: value for name, value in given.items() if value is not None}
-        return RequestInputs([{"messages": messages, **given}])
+        return RequestInputs([{"messages": messages}], shared)
 
     @override
     def options(self) -> JobOptions:
@@ -122,7 +129,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
 
 class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What a response repeats of its request."""
+    """What a response repeats of its request; the response has the same fields."""
 
     model: str
     background: bool = False
@@ -263,17 +270,14 @@ def echo_of(job: Job) -> tuple[Echo, dict[str, Any]] | None:
         return None
 
 
-def response_of(
-    job: Job, echo: Echo, metadata: dict[str, Any], found: Generation | None, wrong: str = ""
-) -> Response:
+def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> Response:
     """Return a job as a response.
 
     Args:
-        echo: what it repeats of the request.
-        metadata: the client's.
         found: its result; None unless it has succeeded.
         wrong: why its result is no text.
     """
+    echo, metadata = echo_of(job) or (Echo(model=job.model), {})
     error = ResponseError("invalid_prompt", wrong) if wrong else None
     status: Status = _RUNNING.get(job.state, "failed")
     if job.cancel_requested and not job.state.final:
@@ -289,18 +293,10 @@ def response_of(
         created_at=job.created_us // US_PER_S,
         completed_at=job.ended_us // US_PER_S if status == "completed" else None,
         status=status,
-        background=echo.background,
         error=error,
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
-        instructions=echo.instructions,
-        max_output_tokens=echo.max_output_tokens,
         metadata=metadata,
-        model=echo.model,
         output=[] if found is None else [message_of(job.id, found)],
-        service_tier=echo.service_tier,
-        store=echo.store,
-        temperature=echo.temperature,
-        top_p=echo.top_p,
         usage=None
         if usage is None
         else ResponseUsage(
@@ -308,7 +304,7 @@ def response_of(
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
-        user=echo.user,
+        **msgspec.structs.asdict(echo),
     )
 
 
@@ -316,9 +312,11 @@ def message_of(job_id: str, found: Generation | None) -> OutputMessage:
     """Return the message of a response; None for one that has not begun."""
     if found is None:
         return OutputMessage(id=_item_id(job_id), status="in_progress", content=[])
-    status: Literal["completed", "incomplete"]
-    status = "incomplete" if found.finish == "length" else "completed"
-    return OutputMessage(id=_item_id(job_id), status=status, content=[OutputText(text=found.text)])
+    return OutputMessage(
+        id=_item_id(job_id),
+        status="incomplete" if found.finish == "length" else "completed",
+        content=[OutputText(text=found.text)],
+    )
 
 
 class ResponseEvents:
@@ -381,16 +379,7 @@ def _item_id(job_id: str) -> str:
     return f"msg_{job_id.removeprefix(ResponseRequest.id_prefix)}"
 
 
-def _message(role: str, content: str) -> dict[str, str]:
-    return {"role": role, "content": content}
-
-
 def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item of the input as a message.
-
-    Raises:
-        InvalidParameter: it is no message with a text.
-    """
     kind = item.get("type", "message")
     if kind != "message":
         raise InvalidParameter(
@@ -413,4 +402,4 @@ def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
         raise InvalidParameter(
             f"input[{place}] has no {missing}", "input", hint="Give a role and a text as content."
         )
-    return plain_role(_message(role, content))
+    return plain_role({"role": role, "content": content})

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from handlers.common.vision import IMAGENET_MEAN, IMAGENET_STD, Normalize, ToTensor, centre_square
+from handlers.common.vision import IMAGENET_MEAN, IMAGENET_STD, centre_square, pixels
 from handlers.image_classifier import ImageClassifier
 from handlers.image_segmenter import ImageSegmenter
 from handlers.object_detector import ObjectDetector
@@ -103,7 +103,8 @@ def test_segmentation_names_the_class_of_each_pixel(folder: Path) -> None:
     first, second = answers(handler, [data, base64.b64encode(data).decode()])
     assert first == second
     square = centre_square(Image.open(io.BytesIO(data)), 24, 16)
-    image = Normalize(IMAGENET_MEAN, IMAGENET_STD)(ToTensor()(square))
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in (IMAGENET_MEAN, IMAGENET_STD))
+    image = (pixels(square) / 255 - mean) / std
     with torch.inference_mode():
         expected = handler.model(image[None])["out"].softmax(1)[0]
     found = torch.tensor(first)

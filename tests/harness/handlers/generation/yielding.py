@@ -1,10 +1,10 @@
 """A handler that yields pieces, at the pace of the test.
 
 An input is an object: `pieces` are yielded one by one, null for none. Before the n-th the handler
-waits for a file of that number in the folder `until`, if it has one. `raises` is the number of the
-piece in whose place inference raises, `fails` of that which is an error. `kills` is the number in
-whose place the process kills itself, once (counted in the folder). `closed` names a file that is
-written when the generator is closed.
+waits for a file of that number in the folder `until`, if it has one, and makes a file `waits n`.
+`raises` is the number of the piece in whose place inference raises, `fails` of that which is an
+error. `kills` is the number in whose place the process kills itself, once (counted in the folder).
+`closed` names a file that is written when the generator is closed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Yielding(Handler):
 
     def piece(self, n: int, item: Any) -> Any:
         if "until" in item:
+            Path(item["until"], f"waits {n}").touch()
             wait_for(Path(item["until"], str(n)))
         if item.get("raises") == n:
             raise ValueError("raised in the middle")

@@ -155,7 +155,8 @@ def test_a_cancelled_response_is_deleted(
     with client.responses.create(**item, background=True, stream=True) as stream:
         first = next(one for one in stream if one.type == "response.output_text.delta")
         response_id = first.item_id.replace("msg_", "resp_")
-        # Its handler cannot be stopped before it looks for the next piece.
+        # Before that a cancel would end the job at once. From then on, only the next piece does.
+        wait_until((tmp_path / "waits 1").exists, "its handler waits for the second piece")
         assert client.responses.cancel(response_id).status == "cancelled"
         assert site.shown(response_id)["status"] == "running"
         assert client.responses.retrieve(response_id).status == "cancelled"

@@ -52,7 +52,7 @@ def files_of(services: Services) -> Kind:
     store = services.of(FileService).store
 
     def page(caller: Caller, after: str, limit: int) -> tuple[list[str], bool]:
-        found = store.page(caller, after=after, limit=limit, newest_first=True, purpose="")
+        found = store.page(caller, after=after, limit=limit)
         return [file.id for file in found.items], found.has_more
 
     return Kind(

@@ -6,8 +6,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from handlers.common.vision import best_classes, imagenet_transform
+from handlers.common.vision import best_classes
 from ts.handler_utils.timer import timed
+from ts.handler_utils.transforms import imagenet_transform
 from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import map_class_to_label
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.explanations import captum_attr
-from handlers.common.vision import imagenet_transform, pixel_classes, segmentation_logits
+from handlers.common.vision import pixel_classes, segmentation_logits
+from ts.handler_utils.transforms import imagenet_transform
 from ts.torch_handler.vision_handler import VisionHandler
 
 

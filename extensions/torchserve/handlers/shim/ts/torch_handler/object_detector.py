@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from handlers.common.vision import MIN_SCORE, Compose, ToRGB, ToTensor, found_objects, takes_list
+from handlers.common.vision import MIN_SCORE, found_objects
 from headrace.errors import InputError
+from ts.handler_utils.transforms import Compose, ToRGB, ToTensor
 from ts.torch_handler.vision_handler import VisionHandler
 from ts.utils.util import map_class_to_label
 
@@ -63,3 +65,10 @@ class ObjectDetector(VisionHandler):
         if len({image.shape for image in images}) == 1:
             return super()._batch(images)
         return [image.to(self.device) for image in images]
+
+
+def takes_list(model: object) -> bool:
+    """Return whether a TorchScript program declares its first input as a list."""
+    schema = getattr(getattr(model, "forward", None), "schema", None)
+    arguments: Any = getattr(schema, "arguments", ())
+    return len(arguments) > 1 and isinstance(arguments[1].type, torch.ListType)

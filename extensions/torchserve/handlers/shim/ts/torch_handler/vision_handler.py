@@ -12,9 +12,10 @@ from typing_extensions import override
 
 from handlers.common.explanations import captum_attr, image_attributions, read_target
 from handlers.common.images import FORMATS, HIGHEST_MAX_PIXELS, decode, from_base64
-from handlers.common.vision import Compose, tensor_of
+from handlers.common.vision import tensor_of
 from headrace.errors import InputError
 from ts.handler_utils.timer import timed
+from ts.handler_utils.transforms import Compose
 from ts.torch_handler.base_handler import BaseHandler
 
 #: Further formats that old clients send. Pillow's parsers of others start programs or are rare.

@@ -48,11 +48,9 @@ class Row(NamedTuple):
 
     Attributes:
         interface: None for all of them.
-        method: as the description has it.
         path: a template; `{name}` is one part of a path, `{name:path}` is the rest of it.
         token: what all methods of the path need.
         name: "" for what the description leaves out.
-        body: it has a body of any type.
         success: the content of its answer; None for any bytes.
         accepts: it can answer 202 before it has ended.
         any_method: it serves each method for which its path has no other row.

@@ -68,8 +68,6 @@ class TorchServeError(Exception):
 
     Args:
         type_: TorchServe's name of the error.
-        message: what is wrong, and what to do.
-        headers: further headers of the answer.
     """
 
     def __init__(

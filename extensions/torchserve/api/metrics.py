@@ -67,7 +67,6 @@ async def get_metrics(services: Services, request: Request, *_below: str) -> Rep
 
 
 async def _read(services: Services) -> list[Series]:
-    """Return what all processes have counted."""
     redis = AsyncScriptClient(services.client)
     [members] = await redis.read_all([("ZRANGE", METRICS, 0, -1)])
     names = sorted(raw.decode("utf-8", "replace") for raw in members)
@@ -101,7 +100,6 @@ def _version_queues(services: Services, model: ModelConfig) -> list[str]:
 def _measured(
     workers: Mapping[str, WorkerReport], specs: Mapping[str, MetricSpec]
 ) -> Iterator[Series]:
-    """Yield the metrics of the hosts."""
     # Several workers may measure the same host, and may share a GPU.
     found: dict[tuple[str, Labels], float] = {}
     for worker in workers.values():
@@ -155,7 +153,6 @@ def text_of(
 
     Args:
         families: what is shown also without series, in this order.
-        series: in any order.
         names: the samples that are shown; empty for all. A metric without one is left out.
     """
     found = {spec.name: (spec.type, spec.unit, list[Series]()) for spec in families}

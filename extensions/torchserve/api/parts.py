@@ -15,7 +15,6 @@ class Parts:
     """What the endpoints here share, besides the services.
 
     Attributes:
-        reporter: takes the metrics.
         tickets: the requests that this process has taken for each model that takes one only if a
             model process is idle.
     """

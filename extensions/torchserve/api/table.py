@@ -36,11 +36,7 @@ _NAMES: Final = ("model_name", "model_version", "workflow_name")
 
 
 async def _describe_prediction(services: Services, _: Request, model: str, *_of: str) -> Reply:
-    """Describe how to predict with a model.
-
-    Raises:
-        ModelNotFound: there is no such model.
-    """
+    """Describe how to predict with a model."""
     version = services.catalog.get(model).version
     summary = f"Predict with {model}."
     post, options = _predicts(f"/predictions/{model}", predict.predict, "predictions", summary)

@@ -95,11 +95,7 @@ async def new_token(services: Services, request: Request) -> Answer:
 
 
 def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
-    """Refuse a request without a valid token of this kind.
-
-    Raises:
-        TorchServeError: it has none.
-    """
+    """Refuse a request without a valid token of this kind."""
     config = config_of(services)
     name = "API key" if kind == "API" else f"{kind} token"
     where = f"{config.key_file.name} has it"
@@ -137,5 +133,4 @@ def _bearer(request: Request) -> str:
 
 
 def _has_own(request: Request) -> bool:
-    """Return whether a request has an API key of Headrace."""
     return request.has(b"x-api-key") or _bearer(request).startswith(_OWN)

@@ -39,7 +39,6 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True):
     """One key.
 
     Attributes:
-        key: its text.
         expires: when it expires, in ISO 8601 with the time zone; None for never.
     """
 
@@ -203,11 +202,7 @@ def _new_text() -> str:
 
 @contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """Let one process at a time change the file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Let one process at a time change the file."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

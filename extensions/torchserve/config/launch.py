@@ -57,10 +57,9 @@ class Address(NamedTuple):
     """Where one interface listens.
 
     Attributes:
-        key: the key of config.properties.
         scheme: `http`, `https` or `unix`.
         host: its address; the path of a Unix socket.
-        port: its port; 0 for a Unix socket.
+        port: 0 for a Unix socket.
     """
 
     key: str
@@ -88,9 +87,7 @@ class Launch(NamedTuple):
         config: what the API and the model processes read.
         others: the values of the keys that only the launcher uses.
         values: all keys and values, for snapshots.
-        file: the file that was read; None without one.
         is_snapshot: whether the file is a snapshot that was found.
-        workflow_store: the workflow store; None if none is given.
         addresses: the addresses to listen on, each once; the first is the inference address.
         notices: what has no effect, and why: one line each.
     """
@@ -202,11 +199,7 @@ def _notices(read: ReadConfig, where: str) -> list[str]:
 def _config_file(
     flags: Flags, environ: Mapping[str, str], folder: Path, snapshots: Path | None
 ) -> tuple[Path | None, bool]:
-    """Return the file with the configuration, and whether it is a snapshot that was found.
-
-    Raises:
-        ConfigError: the file that was named does not exist.
-    """
+    """Return the file with the configuration, and whether it is a snapshot that was found."""
     named = environ.get(_ENV_CONFIG) or flags.ts_config
     if named:
         path = folder / Path(named).expanduser()
@@ -232,7 +225,6 @@ def _from_flags(flags: Flags) -> dict[str, str]:
 
 
 def _from_environ(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of `TS_` variables."""
     keys = {*TorchServeConfig.__struct_fields__, *LAUNCHER_KEYS} - _OURS - snapshot.KEYS
     if not _is_true(values.get("use_env_allowed_urls", "")):
         keys.discard("allowed_urls")
@@ -262,11 +254,7 @@ def _with_paths(
 
 
 def _addresses(config: TorchServeConfig, where: str) -> tuple[Address, ...]:
-    """Return the addresses to listen on; equal ones once.
-
-    Raises:
-        ConfigError: one is not an address.
-    """
+    """Return the addresses to listen on; equal ones once."""
     keys = ["inference_address", "management_address"]
     keys += ["metrics_address"] if config.enable_metrics_api else []
     found: dict[tuple[str, int], Address] = {}

@@ -57,7 +57,6 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
             serves the `ts_` counters only.
         metrics_config: the metrics.yaml of the user; None for TorchServe's own set.
         model_metrics_auto_detect: accept metrics that metrics.yaml does not name.
-        disable_system_metrics: leave out the metrics of the host.
         metric_time_interval: seconds between two samples of the host.
         default_workers_per_model: model processes of a registration that gives no number.
         default_response_timeout: seconds for which a request may run.
@@ -73,13 +72,11 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         cors_allowed_origin, cors_allowed_methods, cors_allowed_headers: the headers of the answers
             to pages of other origins.
         blacklist_env_vars: a regular expression for variables that no model process receives.
-        disable_token_authorization: no token is needed.
         token_expiration_min: minutes for which the tokens of key_file.json hold.
         enable_model_api: models may be registered and unregistered over HTTP.
         ts_open_inference_protocol: serve the paths below `/v2`.
         ts_header_key_sequence_id, ts_header_key_sequence_start, ts_header_key_sequence_end: names
             of headers.
-        log_location, metrics_location: folders of the log files.
         load_models: the models that are loaded at the start: `all`, or names and `name=archive`.
         models: the settings of models by name and version, as `models` has them.
         snapshot_folder: where snapshots of the configuration are written; None for no snapshots.
@@ -196,11 +193,7 @@ def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
 
 
 def _value(key: str, text: str, kind: Any) -> Any:
-    """Return the value of a key from its text.
-
-    Raises:
-        ValueError: it does not fit.
-    """
+    """Return the value of a key from its text."""
     if key == "models":
         try:
             return msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, Any]]])

@@ -111,7 +111,6 @@ def write_snapshot(
 
     Args:
         now: the local time.
-        values: the keys of config.properties.
         revision: the state of the registry.
 
     Raises:

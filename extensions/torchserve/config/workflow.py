@@ -270,7 +270,6 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _graph(section: object, problems: list[str]) -> dict[str, list[str]]:
-    """Return the sources of each node, in the order of the file."""
     if not isinstance(section, dict) or not section:
         problems.append("dag: expected a mapping of each node to a list of the next ones")
         return {}

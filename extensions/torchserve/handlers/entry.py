@@ -39,7 +39,6 @@ def load_entry(target: str, function: str, folder: Path) -> Entry:
     Args:
         target: the file or module as the manifest names it, such as `service` or `handler.py`.
         function: the function in it; "" for `handle`, or for its only class.
-        folder: the folder of the archive.
 
     Raises:
         ConfigError: it does not exist, its import failed, or it has neither.

@@ -209,7 +209,6 @@ class TorchServeHandler(Handler):
         return [result_of(value, self._reply(n)) for n, value in enumerate(values)]
 
     def _begin_call(self, ids: list[str], headers: list[dict[str, Any]]) -> None:
-        """Set the requests of the next call of the handler."""
         from ts.context import RequestProcessor
 
         self._ts.request_ids = dict(enumerate(ids))
@@ -296,11 +295,7 @@ class TorchServeHandler(Handler):
         return Reply(status, phrase, headers, pieces)
 
     def _keep_piece(self, place: int, request_id: str, value: Any) -> None:
-        """Take a piece of the reply to a request.
-
-        Raises:
-            HandlerError: it cannot be sent.
-        """
+        """Take a piece of the reply to a request."""
         if request_id not in (self._ts.request_ids or {}).values():
             # A thread of the handler continues after the reply.
             logger.warning("a piece came after the reply: it is dropped", extra={"job": request_id})
@@ -312,11 +307,7 @@ class TorchServeHandler(Handler):
     def _send(
         self, request_id: str, value: Any, first: ts.context.RequestProcessor | None = None
     ) -> None:
-        """Send a piece on; the first one with the status and the headers of its reply.
-
-        Raises:
-            HandlerError: it cannot be sent.
-        """
+        """Send a piece on; the first one with the status and the headers of its reply."""
         piece, head = piece_of(value), b""
         if first is not None:
             reply = Reply(first.get_response_status_code(), headers=first.get_response_headers())

@@ -126,7 +126,6 @@ def body_of(value: Any) -> Body:
 
     Raises:
         TypeError: it holds what JSON cannot express, such as an array.
-        ValueError: the same.
     """
     if isinstance(value, str):
         return Body(value.encode(), Kind.TEXT)
@@ -181,11 +180,7 @@ def _failed(body: Body, reply: Reply, headers: dict[str, str]) -> HandlerError:
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers as text.
-
-    Raises:
-        HandlerError: one of them cannot be sent.
-    """
+    """Return the headers as text."""
     found = {str(name): str(value) for name, value in headers.items()}
     for name, value in found.items():
         if not HEADER_NAME.fullmatch(name) or not _VALUE.fullmatch(value):

@@ -101,9 +101,6 @@ class LogFiles:
 
     A file that cannot be written, as on a full disk, loses lines and stops nothing.
 
-    Args:
-        config: has the folders, which are created.
-
     Raises:
         ConfigError: a folder or a file cannot be created.
     """

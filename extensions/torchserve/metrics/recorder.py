@@ -49,7 +49,6 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         type: `counter`, `gauge` or `histogram`.
-        dimensions: the name and the value of each.
         request_ids: the requests that it is about; empty for none.
     """
 
@@ -70,7 +69,6 @@ class TorchServeMetrics:
     """The metrics of one process. Used by one thread.
 
     Args:
-        config: the mode, and which metrics are kept.
         thread: the name of this process, as the thread of its lines.
         write: writes lines to the log of this process; None for no lines.
 

@@ -48,11 +48,7 @@ _NAME: Final = re.compile(MODEL_NAME)
 
 
 class Start(NamedTuple):
-    """A version of a model that the server starts with.
-
-    Attributes:
-        options: its options in the registry.
-    """
+    """A version of a model that the server starts with."""
 
     name: str
     version: str
@@ -144,11 +140,7 @@ class StartReader:
         return Start(name, version, options, is_default=False)
 
     def _restored(self, one: SnapshotModel) -> Start | None:
-        """Return a model of a snapshot; None, with a report, if its archive is broken.
-
-        Raises:
-            ConfigError: its archive does not exist.
-        """
+        """Return a model of a snapshot; None, with a report, if its archive is broken."""
         config = self._launch.config
         given = ("handler",) if HANDLER in one.settings or config.default_service_handler else ()
         try:
@@ -175,11 +167,7 @@ class StartReader:
         return Start(one.name, one.version, options, one.is_default)
 
     def _in_store(self, source: str) -> str:
-        """Return a source; for a URL, the name in the model store that it is fetched into.
-
-        Raises:
-            ConfigError: it is not allowed, or cannot be fetched.
-        """
+        """Return a source; for a URL, the name in the model store that it is fetched into."""
         if not is_url(source):
             return source
         allowed, shown = self._launch.config.allowed_urls, source.partition("?")[0]

@@ -37,7 +37,6 @@ class Running(NamedTuple):
     """The server that runs.
 
     Attributes:
-        pid: its process.
         is_ours: whether it is Headrace; else it is TorchServe itself, which has the same pid file.
     """
 

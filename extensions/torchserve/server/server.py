@@ -228,11 +228,7 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tls(launch: Launch) -> dict[str, str]:
-    """Return the variables for HTTPS.
-
-    Raises:
-        ConfigError: an address begins with https:, and its certificate or key is missing.
-    """
+    """Return the variables for HTTPS."""
     where = f"{launch.file or 'the command line'}: "
     if all(address.scheme != "https" for address in launch.addresses):
         return {}
@@ -251,11 +247,7 @@ def _tls(launch: Launch) -> dict[str, str]:
 
 
 def _pattern(launch: Launch) -> re.Pattern[str]:
-    """Return the expression of `blacklist_env_vars`; without one, it matches nothing.
-
-    Raises:
-        ConfigError: it is no regular expression.
-    """
+    """Return the expression of `blacklist_env_vars`; without one, it matches nothing."""
     try:
         return re.compile(launch.config.blacklist_env_vars or "(?!)")
     except re.error as error:

@@ -52,7 +52,6 @@ class WorkerMetrics:
     """Takes what happens in one worker. Used by the thread of its consumer.
 
     Attributes:
-        scripts: those of its commands.
         due_at: when the totals must be written.
 
     Args:
@@ -112,7 +111,6 @@ class WorkerMetrics:
         Args:
             outcomes: one per job; the first item is true if it succeeded.
             times: ms of the handler's verbs.
-            now: when it ended.
         """
         add, name = self._metrics.add, model.config.name
         queued_us: Counter[str] = Counter()

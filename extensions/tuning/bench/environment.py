@@ -27,7 +27,6 @@ def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]
     """Return facts about the host of the generator, and the digest of the model's options.
 
     Args:
-        options: the options of the model that are in force.
         server_here: the server is on this host, so that the facts are its own too.
     """
     found: dict[str, Any] = {

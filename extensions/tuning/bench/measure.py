@@ -55,13 +55,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         duration_s: how long requests are due.
         warm_up_s: what is left out at the start; None finds it.
-        timeout_s: how long an answer is waited for.
-        processes: how many generator processes share a load.
         seed: of the arrivals; each load has another one that follows from it.
-        stop_early: stop a load that can no longer meet the objective.
         longest_s: a search does not lower its rate to one whose load takes longer.
         on_begin: called with the length of each load before it begins, in seconds.
-        on_load: called with each load when it has ended.
         on_measured: called with all that is measured, after each load.
         on_rows: called with the index and the rows of each load.
     """
@@ -194,10 +190,6 @@ def priced(found: Measurement, price_per_hour: float, currency: str = "") -> Mea
     """Return a measurement with the cost of 1,000 results.
 
     The rate is the peak, else the best one of a load that counts and met the objective.
-
-    Args:
-        found: the measurement.
-        currency: a name for its unit.
     """
     met = [
         load.rate
@@ -225,10 +217,7 @@ def measure(
     into the queue that another one has left.
 
     Args:
-        scenarios: how the requests of each load arrive.
-        options: how long, and by how many processes.
         objective: what the requests must meet; each load then has a verdict.
-        name: what the measurement is called in reports.
 
     Raises:
         InvalidRequest: the warm-up leaves nothing to measure.
@@ -266,14 +255,12 @@ def find_peak(
     meets it and is not steady, and one that the generator spoilt.
 
     Args:
-        objective: what the requests must meet.
         options: how long each load is, at least; `stop_early` is always on.
         start: the first rate, requests a second; 0 takes that of a lone client.
         at_least: if this rate misses the objective, the search ends there and the peak is 0.
         precision: the search ends when the ratio of a rate that missed the objective to the one
             that met it is at most this.
         growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
-        name: what the measurement is called in reports.
 
     Raises:
         InvalidRequest: the warm-up leaves nothing to measure.

@@ -31,7 +31,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         where: the URL of the server, or a models file.
         holder: the command that has reserved it, in words.
-        pid: its process.
         options: what it has changed, as it was; None: not changed.
     """
 
@@ -48,7 +47,6 @@ class Reservation:
 
     Args:
         file: the file, open and locked.
-        note: what the file has.
 
     Attributes:
         left: what a killed process has left on the server; None for nothing.
@@ -104,7 +102,6 @@ def reserved(where: str, model: str, holder: str) -> Iterator[Reservation]:
 
     Args:
         where: the URL of the server, or the path of the models file, without symbolic links.
-        holder: the command, in words.
 
     Raises:
         ConfigError: another process has reserved it, the file cannot be written, or there is no

@@ -74,13 +74,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         name: mode, model, workers and batch size, as TorchServe's suite names them.
         model: the name of the model in the suite.
         url: its archive.
-        input: the file to send.
         content_type: its type; "" for that of its name.
-        workers: replicas.
-        batch_size: the largest batch.
         batch_delay_ms: how long a batch waits to fill.
-        device: where it runs.
-        concurrency: how many are under way.
     """
 
     name: str

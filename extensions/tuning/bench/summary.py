@@ -56,9 +56,6 @@ def summarise(
     """Return what came of a load.
 
     Args:
-        scenario: how requests arrived.
-        sent: what the generators have seen.
-        objective: what the requests had to meet.
         warm_up_s: what to leave out at the start; None finds it.
         started_at: seconds since 1970.
     """
@@ -97,7 +94,6 @@ def summarise(
 
 
 def _length_s(scenario: Scenario, sent: Sent) -> float:
-    """Return how long a load was."""
     if scenario.kind == "offline":
         # All requests are due at once, so the load is as long as it takes to answer them.
         return max((row.answered_s for row in sent.rows), default=0.0)

@@ -39,7 +39,6 @@ class Meter:
 
     Args:
         parts: the processes of each part, by pid.
-        devices: sample the NVIDIA devices too.
     """
 
     def __init__(self, parts: Mapping[str, Iterable[int]], *, devices: bool = False) -> None:

@@ -133,7 +133,6 @@ def compared(
 
     Args:
         folder: the folder of the models file.
-        rounds: how many batches of each size.
         inputs: a file, or a folder of inputs; "" for the handler's example.
         state_dir: the folder of the builds of variants, and of the last comparison.
         limit_s: how long it may take; None for any time. What was measured by then is returned.
@@ -314,7 +313,6 @@ def _measured(
 
 
 def _variables(config: ModelConfig) -> dict[str, str]:
-    """Return the environment of the process that measures."""
     from headrace.config.environment import with_packages, with_server_path
     from headrace.models.requirements import installed
 

@@ -43,13 +43,9 @@ def run_sweep(
     """Measure each case of a suite, and write `ab_report.csv`, `report.md` and `report.html`.
 
     Args:
-        file: the suite.
-        folder: where the files are written.
         model: a registered model; None registers the archive of each case under a new name, and
             removes it.
         inputs: what to send; None takes that of each case.
-        url: the server.
-        processes: how many processes send the load.
 
     Raises:
         ConfigError: the suite is wrong, or a file cannot be written.
@@ -89,7 +85,6 @@ class _Results:
     """The results of a sweep, which are written into a folder as each case ends.
 
     Attributes:
-        found: the measurements.
         lines: their lines of `ab_report.csv`.
         failed: a case was not measured, or its load does not count.
     """
@@ -169,11 +164,6 @@ class _Server:
 
     Args:
         model: a registered model; None registers that of each case.
-        file: the suite.
-        stack: ends with the sweep.
-
-    Raises:
-        ConfigError: another process changes the model.
     """
 
     def __init__(self, client: Client, model: str | None, file: Path, stack: ExitStack) -> None:

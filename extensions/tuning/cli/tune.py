@@ -160,7 +160,6 @@ def _subject(model: str, url: str | None, models: Path | None, holder: str) -> I
 
 
 def _catalog(models: Path | None) -> tuple[Catalog, Path]:
-    """Return the catalog and the state directory."""
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras

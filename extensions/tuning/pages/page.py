@@ -111,8 +111,6 @@ def table(
     """Return a table.
 
     Args:
-        header: the names of the columns.
-        rows: the cells.
         texts: the columns with text, which begin at the left.
     """
 

@@ -43,7 +43,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         start: the batch with which the first of them has its highest rate within the objective, of
             the measured sizes and the powers of two between them.
         preprocess_share: the part of the time of that batch that `preprocess` takes.
-        left_out: what is not measured, with reasons.
         measured: all variants with times, for `expected_rate`.
     """
 

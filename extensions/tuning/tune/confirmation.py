@@ -28,7 +28,6 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rate: the mean of its peak rates, in requests a second.
         low, high: the interval of the mean, by bootstrap.
-        trials: the measurements, in order.
     """
 
     candidate: Candidate

@@ -89,7 +89,6 @@ class PrivateDeployment(Deployment):
         models_file: the models file; relative paths refer to its folder.
         folder: the folder of the tuning.
         builds: the folder of the builds of variants.
-        load_timeout_s: how long a start may take.
     """
 
     def __init__(
@@ -243,12 +242,7 @@ class PrivateDeployment(Deployment):
 
 
 class RunningServer(Deployment):
-    """A server that runs already; each trial sets the options of the model in its registry.
-
-    Args:
-        load_timeout_s: how long a change may take.
-        reservation: of the model on that server.
-    """
+    """A server that runs already; each trial sets the options of the model in its registry."""
 
     def __init__(
         self, url: str, model: str, load_timeout_s: float, reservation: Reservation

@@ -21,11 +21,9 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `headrace tune`.
 
     Attributes:
-        objective: what a rate must meet.
         where: the URL of the server, or "private".
         input: the inputs in words.
         seconds: how long the trials took.
-        points: the number of points of the space.
         complete: the search ended by itself, and not by the budget.
         trials: the trials of the search; the first is of the present options.
         left_out: what no trial measured, with reasons.

@@ -33,7 +33,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         cut: why it was ended early; "" if it was not.
         error: why it could not be measured; "" if it was.
         seconds: how long it took, with the start of the server.
-        loads: how many loads it ran.
         p99_ms: the p99 at the highest rate that met the objective; 0 if it is not known.
         measurement: the file with all its figures, in the folder of the tuning; "" for none.
     """

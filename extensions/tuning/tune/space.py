@@ -37,7 +37,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of options that a trial can measure.
 
     Attributes:
-        label: the combination in words.
         options: options of the model, as in the models file; None: without this option.
         environ: variables of the workers, which the models file does not have.
     """
@@ -171,7 +170,6 @@ def space_of(
     Args:
         present: the options as the server has them, with its defaults.
         cores: physical cores.
-        gpu: the model runs on a GPU.
         workers: the workers' own variables can be changed too.
         variants: the variants that can win, besides the present one.
         batch_max: the largest batch that can meet the objective, or can win.

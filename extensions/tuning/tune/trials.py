@@ -60,12 +60,8 @@ class Trials:
     """The trials of one tuning, in its journal.
 
     Args:
-        deployment: where they run.
-        objective: what a rate must meet.
-        journal: has the trials that were measured before.
         deadline: the end of the budget, of `time.monotonic`.
         on_trial: called with each trial and the name of its stage.
-        on_load: called with each load of a trial.
 
     Attributes:
         reserved: how many trials the search leaves to the confirmation.

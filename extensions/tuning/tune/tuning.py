@@ -47,14 +47,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to tune.
 
     Attributes:
-        objective: what a rate must meet.
         budget_s: how long calibration and trials may take.
-        folder: the folder of the journal and the report.
-        present: the present options of the model.
         input: the inputs in words.
         where: the URL of the server, or "private" for servers that the trials start.
         models_file: the models file that the patch changes; None if it is not on this machine.
-        resume: whether to continue the journal of the folder.
         calibrates: whether a calibration is measured; a kept one, or a server that runs, needs
             none.
     """
@@ -75,9 +71,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """Functions that are called while a tuning runs.
 
     Attributes:
-        on_text: gets what happens next, in words.
         on_trial: gets each trial and the name of its stage.
-        on_load: gets each load of a trial.
     """
 
     on_text: Callable[[str], None]
@@ -89,9 +83,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What a tuning has measured.
 
     Attributes:
-        points: how many candidates the space has.
         calibration: what the times of the variants have decided; None without a calibration.
-        found: the trials of the search.
         confirmation: None if the budget ended before it.
     """
 
@@ -113,8 +105,6 @@ def tune(
 
     Args:
         deployment: where the trials run; it is closed in any case.
-        compare: measures the variants for the calibration.
-        progress: what to call meanwhile.
 
     Raises:
         ConfigError: the budget is too short for two trials, the journal is of another tuning, or

@@ -114,7 +114,6 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
 
 
 def _print(text: str) -> None:
-    """Print a line, so that a user sees the progress."""
     sys.stderr.write(f"headrace: {text}\n")
     sys.stderr.flush()
 
@@ -160,15 +159,12 @@ class Measured:
     """The process of one variant, seen from the one that measures.
 
     Args:
-        frame: the init frame.
-        wanted: the variant.
         until: when the variant must be loaded, of `time.monotonic`.
 
     Attributes:
         times: of each batch size, the times of its batches.
         pairs: of each batch size, the milliseconds of `inference` of eager and of this variant in
             each round.
-        facts: what the process has sent.
         late: it was not loaded in time.
     """
 
@@ -409,11 +405,7 @@ def _load(
 
 
 def _usable(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Input], str]:
-    """Return inputs that `preprocess` accepts, and in words what is left out.
-
-    Raises:
-        ConfigError: no input is usable.
-    """
+    """Return inputs that `preprocess` accepts, and in words what is left out."""
     inputs, undecoded = inputs_of(executor, config)
     most = max(config["sizes"])
     usable: list[Input] = []

@@ -94,7 +94,6 @@ async def change(
 
     Args:
         request: its caller is the author.
-        make: makes the changes from the present state.
 
     Returns:
         The model as it is then; None if it is removed.

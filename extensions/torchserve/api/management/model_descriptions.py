@@ -54,7 +54,6 @@ class Pending(NamedTuple):
     """The jobs of one version.
 
     Attributes:
-        waiting: how many wait.
         running: how many a worker has.
         oldest_age_s: how long the oldest has waited; None if none waits.
     """
@@ -137,7 +136,6 @@ def _is_of_start(model: RegisteredModel) -> bool:
 
 
 async def _pending(services: Services, model: RegisteredModel) -> dict[str, Pending]:
-    """Return how many jobs each version of a model has."""
     versions = list(model.versions)
     queues = [keys.version_queue(model.name, version) for version in versions]
     whole, *own = await services.queue.depths([keys.queue_name(model.name), *queues])
@@ -181,8 +179,6 @@ def _description(
     """Return the description of one version.
 
     Args:
-        config: its configuration, if this process has it.
-        reports: those of all workers.
         files: the manifest and the settings in its folder.
     """
     one = model.versions[version]
@@ -215,7 +211,6 @@ def _description(
 
 
 def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of batches and times."""
     return {
         "batchSize": options.max_batch_size,
         "maxBatchDelay": round(options.max_batch_delay_ms),
@@ -230,7 +225,6 @@ def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]
 def _devices(
     options: ModelConfig, settings: Mapping[str, Any], serving: Sequence[Serving]
 ) -> dict[str, Any]:
-    """Return on which devices the processes run."""
     gpu = any(each.state.device.startswith(_CUDA) for each in serving)
     found: dict[str, Any] = {
         "parallelType": _text(settings, "parallelType", ""),
@@ -267,8 +261,6 @@ def _workers(serving: Sequence[Serving], least: int, total: int | None) -> list[
     and those that are on their way out are not.
 
     Args:
-        serving: the workers of the version.
-        least: how many processes it has at least.
         total: how many it has in all workers together; None if each worker has its own number.
     """
     found: dict[int, dict[str, Any]] = {}

@@ -114,7 +114,6 @@ def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
     """Remove what registrations without an end have left: files, and their names by `keep`.
 
     Args:
-        paths: what `interrupted` has returned.
         used: the sources of the registered models, read after that. A registration that ended
             after its change has a model, whose file stays.
     """
@@ -164,11 +163,7 @@ def found_model(
 
 
 def _local(store: Path | None, url: str) -> Path:
-    """Return the path of a folder, or of a file or a folder in the model store.
-
-    Raises:
-        TorchServeError: it does not exist.
-    """
+    """Return the path of a folder, or of a file or a folder in the model store."""
     path = Path(url)
     with contextlib.suppress(OSError, ValueError):
         if path.is_absolute() and path.is_dir():
@@ -187,11 +182,7 @@ def _local(store: Path | None, url: str) -> Path:
 
 
 def _target(store: Path | None, allowed: str, url: str) -> Path:
-    """Return the file in the model store that a URL is fetched into.
-
-    Raises:
-        TorchServeError: the URL is not allowed, or the file is there already.
-    """
+    """Return the file in the model store that a URL is fetched into."""
     if not is_allowed(url, allowed):
         raise TorchServeError(
             404,
@@ -278,11 +269,7 @@ def _partial(target: Path) -> Iterator[Path]:
 
 
 def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:
-    """Write what a URL has into a file.
-
-    Raises:
-        TorchServeError: it cannot be fetched.
-    """
+    """Write what a URL has into a file."""
     try:
         if url[:5].lower() == "file:":
             _copy(settings, url, file)
@@ -319,11 +306,7 @@ def _check_kind(path: Path, source: str) -> None:
 def _read(
     reader: SourceReader, path: Path, source: str, *, has_handler: bool
 ) -> ModelFolder | None:
-    """Return the manifest of a folder or a file; None for a file that is no archive.
-
-    Raises:
-        TorchServeError: it is broken.
-    """
+    """Return the manifest of a folder or a file; None for a file that is no archive."""
     try:
         if path.is_file():
             _check_kind(path, source)

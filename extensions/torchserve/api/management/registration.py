@@ -121,9 +121,6 @@ async def _register(
     """Add a version to the registry, and give a fetched file its name.
 
     As in TorchServe, the file stays if the model has this version already.
-
-    Raises:
-        TorchServeError: the model has this version already.
     """
 
     def make(present: Registry) -> list[Change]:

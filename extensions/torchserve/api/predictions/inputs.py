@@ -150,7 +150,6 @@ def plain_json(body: bytes) -> bytes | None:
 
 
 def _value(body: bytes, kind: str, inline_limit_bytes: int, *, decode: bool) -> bytes | Payload:
-    """Return the body of a request as an input."""
     if kind == JSON_TYPE and decode:
         text = plain_json(body)
         if text is not None:

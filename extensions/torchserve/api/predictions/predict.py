@@ -85,7 +85,6 @@ class Target(NamedTuple):
     Attributes:
         version: "" for none.
         url_path: what follows in the path.
-        explain: an explanation instead of a prediction.
         with_query: the parameters of the query are inputs.
     """
 
@@ -220,11 +219,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
 def _validated(
     services: Services, request: Request, model: ModelConfig, target: Target, body: bytes
 ) -> ValidatedRequest:
-    """Return the job of a request.
-
-    Raises:
-        HeadraceError: the request cannot become a job.
-    """
+    """Return the job of a request."""
     identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
     shadow = None
     if model.traffic is not None and not target.version:

@@ -112,21 +112,11 @@ class _ReplyStream:
         return None
 
     async def ended_job(self) -> AcceptedJob:
-        """Return the job when it has ended.
-
-        Raises:
-            ClientGone: the client hung up.
-            HeadraceError: as `submit_and_wait`.
-        """
+        """Return the job when it has ended."""
         return await self._end
 
     async def write_all(self, write: Write) -> None:
-        """Write the pieces as they come, until the job has ended.
-
-        Raises:
-            ClientGone: the client hung up.
-            ResponseCutShort: the rest of the reply is missing.
-        """
+        """Write the pieces as they come, until the job has ended."""
         try:
             pieces = self._unwritten
             while True:

@@ -90,8 +90,6 @@ _STDOUT: Final = 1
 
 
 class _Request:
-    """A request under way."""
-
     __slots__ = ("again", "connection", "due", "input", "late", "repeated", "sent")
 
     def __init__(self, number: int, due: float, sent: float) -> None:

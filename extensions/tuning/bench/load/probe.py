@@ -32,11 +32,7 @@ class NotIdle(HeadraceError, title="Not idle"):
 
 
 class Probe:
-    """Sends a lone request.
-
-    Args:
-        timeout_s: how long an answer may take.
-    """
+    """Sends a lone request."""
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self._target = target

@@ -30,10 +30,6 @@ class GeneratorFailed(HeadraceError, title="Generator failed"):
 def run_generators(plan: Plan, processes: int = 1) -> tuple[Sent, float]:
     """Send a load from so many processes.
 
-    Args:
-        plan: the whole load.
-        processes: how many processes share it.
-
     Returns:
         What they have seen together, and the time of `time.monotonic` at which the load started.
 

@@ -42,9 +42,7 @@ class Difference(NamedTuple):
     Attributes:
         load: the load that both have; "" for a figure of the whole run.
         figure: what is compared, with its unit.
-        before, after: the two figures.
         ratio: the second over the first; None if the first is 0.
-        text: the verdict in words.
         better: whether the second is better; None if the intervals overlap or are not known.
     """
 

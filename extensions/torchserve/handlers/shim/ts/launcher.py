@@ -30,15 +30,6 @@ def start(
 ) -> Queue[str | None]:
     """Stop a server that runs, and start one; return when it has started, or has ended.
 
-    Args:
-        model_store: the folder of the archives.
-        snapshot_file: the configuration, as `--ts-config` takes it.
-        no_config_snapshots: whether no snapshots are written.
-        plugin_folder: has no effect.
-        disable_token: whether requests need no token.
-        models: the models that are loaded, as `--models` takes them.
-        enable_model_api: whether models may be registered over HTTP.
-
     Returns:
         The lines that the server writes from now on, and None at its end. The
         newest 1,000 are kept until they are taken. If the server has not started, its lines were
@@ -86,11 +77,7 @@ def register_model(model_name: str, url: str) -> requests.Response:
 
 
 def register_model_with_params(params: Any) -> requests.Response:
-    """Register a model with these parameters; return the answer of the management API.
-
-    Args:
-        params: as `requests.post` takes them: a mapping, pairs, or a text.
-    """
+    """Register a model with these parameters; return the answer of the management API."""
     import requests
 
     # A registration waits for the load of the model, however long that takes. No proxy of the

@@ -35,9 +35,6 @@ class MicroBatching:
     Args:
         micro_batch_size: how many requests go through the steps together.
         parallelism: the threads of each step; 1 where it has none.
-
-    Attributes:
-        thread_groups: the threads of each step.
     """
 
     def __init__(

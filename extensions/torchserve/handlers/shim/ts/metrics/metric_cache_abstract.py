@@ -20,14 +20,10 @@ SIZE_UNITS = ("MB", "kB", "GB", "B")
 class MetricCacheAbstract:
     """The metrics of a model.
 
-    Args:
-        config_file_path: the `metrics.yaml`.
-
     Attributes:
         cache: each metric, by its type and name.
         store: the same metrics in a list.
         request_ids: the ids of the current batch, by their places; None outside of a batch.
-        model_name: the model, for the default dimensions.
     """
 
     def __init__(self, config_file_path: str) -> None:
@@ -63,9 +59,7 @@ class MetricCacheAbstract:
         is about no request gets `Level=Error` alone.
 
         Args:
-            name: the metric.
             idx: the request that it is about, by its place; None for the whole batch.
-            dimensions: further dimensions.
 
         Raises:
             MetricsCacheTypeError: an argument has the wrong type.

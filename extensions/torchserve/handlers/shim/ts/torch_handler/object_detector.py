@@ -40,11 +40,7 @@ class ObjectDetector(VisionHandler):
 
     @override
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
-        """Refuse: boxes have no integrated gradients.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: boxes have no integrated gradients."""
         raise InputError(
             "this model detects objects, and has no explanations; ask for a prediction"
         )

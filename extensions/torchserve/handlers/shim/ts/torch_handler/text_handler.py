@@ -25,8 +25,6 @@ class TextHandler(BaseHandler):
 
     Attributes:
         source_vocab: the ids by token.
-        tokenizer: splits a cleaned text.
-        input_text: for the use of handlers.
     """
 
     source_vocab: Any = None

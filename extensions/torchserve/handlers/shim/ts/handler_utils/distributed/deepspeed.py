@@ -16,7 +16,6 @@ def get_ds_engine(model: Any, ctx: Any) -> Any:
     """Return DeepSpeed's inference engine for a model.
 
     Args:
-        model: the module.
         ctx: the handler's context. Its `model_yaml_config` has `handler.model_path` and the section
             `deepspeed`. In it, `config` is a JSON file of the archive. If there is `checkpoint`, it
             is the file into which the paths of the weights are written.

@@ -124,7 +124,6 @@ class TorchServe:
         token: TokenKind = next((one.row.token for one in by_method.values()), "")
         if route is None and not token:  # the root of the metrics port has its description only
             return error_reply(
-                404,
                 NOT_FOUND,
                 f"there is nothing at {request.path[:256]} on this port. OPTIONS / lists the paths",
             )
@@ -155,7 +154,7 @@ def _refuse(request: Request, by_method: Iterable[str]) -> Reply:
     message = (
         f"{request.method[:32]} is not allowed on {request.path[:256]}. Allowed here: {allowed}"
     )
-    return error_reply(405, METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
+    return error_reply(METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
 
 
 def build(services: Services, file: Path) -> TorchServe:

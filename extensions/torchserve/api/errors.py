@@ -5,7 +5,7 @@ Codes and types are those that clients know. Types of our own are for what Torch
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from api.http.messages import Header, Reply
 from api.http.problems import internal_error, retry_after_s
@@ -14,89 +14,84 @@ from headrace import errors
 from headrace.errors import HeadraceError
 from headrace.jobs.job import JobFailure
 
-#: TorchServe's names of errors.
-BAD_REQUEST: Final = "BadRequestException"
-CONFLICT: Final = "ConflictStatusException"
-DOWNLOAD: Final = "DownloadArchiveException"
-INDEX: Final = "IndexOutOfBoundsException"
-INTERNAL: Final = "InternalServerException"
-INVALID_KEY: Final = "InvalidKeyException"
-INVALID_MODEL: Final = "InvalidModelException"
-INVALID_VERSION: Final = "InvalidModelVersionException"
-METHOD_NOT_ALLOWED: Final = "MethodNotAllowedException"
-MODEL: Final = "ModelException"
-MODEL_NOT_FOUND: Final = "ModelNotFoundException"
-NOT_FOUND: Final = "ResourceNotFoundException"
-TIMED_OUT: Final = "RequestTimeoutException"
-UNAVAILABLE: Final = "ServiceUnavailableException"
-VERSION_NOT_FOUND: Final = "ModelVersionNotFoundException"
-WORKFLOW_NOT_FOUND: Final = "WorkflowNotFoundException"
-#: Ours: TorchServe answers a full queue as if there were no worker.
-QUEUE_FULL: Final = "QueueFullException"
-TOO_MANY: Final = "TooManyRequestsException"
+
+class Kind(NamedTuple):
+    """A kind of error: its status, and TorchServe's name of it."""
+
+    status: int
+    name: str
+
+
+BAD_REQUEST: Final = Kind(400, "BadRequestException")
+CONFLICT: Final = Kind(409, "ConflictStatusException")
+DOWNLOAD: Final = Kind(400, "DownloadArchiveException")
+INDEX: Final = Kind(500, "IndexOutOfBoundsException")
+INTERNAL: Final = Kind(500, "InternalServerException")
+INVALID_KEY: Final = Kind(400, "InvalidKeyException")
+INVALID_MODEL: Final = Kind(400, "InvalidModelException")
+INVALID_VERSION: Final = Kind(403, "InvalidModelVersionException")
+METHOD_NOT_ALLOWED: Final = Kind(405, "MethodNotAllowedException")
+MODEL: Final = Kind(400, "ModelException")
+MODEL_NOT_FOUND: Final = Kind(404, "ModelNotFoundException")
+NOT_FOUND: Final = Kind(404, "ResourceNotFoundException")
+NO_MEMORY: Final = Kind(507, INTERNAL.name)
+TIMED_OUT: Final = Kind(408, "RequestTimeoutException")
+UNAVAILABLE: Final = Kind(503, "ServiceUnavailableException")
+VERSION_NOT_FOUND: Final = Kind(404, "ModelVersionNotFoundException")
+WORKFLOW_NOT_FOUND: Final = Kind(404, "WorkflowNotFoundException")
 
 #: The answer to an error of Headrace, and to a job that failed with it, by its code. A class that
-#: is not here has that of its base class.
-_ANSWERS: Final[dict[type[HeadraceError], tuple[int, str]]] = {
-    errors.HeadraceError: (500, INTERNAL),
-    errors.RequestError: (400, BAD_REQUEST),
-    errors.ModelNotFound: (404, MODEL_NOT_FOUND),
-    errors.PathNotFound: (404, NOT_FOUND),
-    errors.MethodNotAllowed: (405, METHOD_NOT_ALLOWED),
-    errors.Conflict: (409, CONFLICT),
-    errors.JobNotFound: (503, UNAVAILABLE),
-    errors.RequestTimeout: (408, TIMED_OUT),
-    errors.Unauthorized: (400, INVALID_KEY),
-    errors.Forbidden: (403, INVALID_KEY),
-    errors.QueueFull: (503, QUEUE_FULL),
-    errors.Throttled: (429, TOO_MANY),
-    errors.StoreError: (503, UNAVAILABLE),
-    errors.BrokerError: (503, UNAVAILABLE),
-    errors.ModelsNotReady: (503, UNAVAILABLE),
+#: is not here has that of its base class. Full queues have names of ours: TorchServe answers one as
+#: if there were no worker.
+_ANSWERS: Final[dict[type[HeadraceError], Kind]] = {
+    errors.HeadraceError: INTERNAL,
+    errors.RequestError: BAD_REQUEST,
+    errors.ModelNotFound: MODEL_NOT_FOUND,
+    errors.PathNotFound: NOT_FOUND,
+    errors.MethodNotAllowed: METHOD_NOT_ALLOWED,
+    errors.Conflict: CONFLICT,
+    errors.JobNotFound: UNAVAILABLE,
+    errors.RequestTimeout: TIMED_OUT,
+    errors.Unauthorized: INVALID_KEY,
+    errors.Forbidden: Kind(403, INVALID_KEY.name),
+    errors.QueueFull: Kind(503, "QueueFullException"),
+    errors.Throttled: Kind(429, "TooManyRequestsException"),
+    errors.StoreError: UNAVAILABLE,
+    errors.BrokerError: UNAVAILABLE,
+    errors.ModelsNotReady: UNAVAILABLE,
     # Failed jobs
-    errors.InputError: (400, BAD_REQUEST),
-    errors.HandlerError: (503, INTERNAL),
-    errors.TransientError: (503, INTERNAL),
-    errors.OutOfMemory: (507, INTERNAL),
-    errors.JobExpired: (408, TIMED_OUT),
-    errors.JobCancelled: (503, UNAVAILABLE),
+    errors.InputError: BAD_REQUEST,
+    errors.HandlerError: Kind(503, INTERNAL.name),
+    errors.TransientError: Kind(503, INTERNAL.name),
+    errors.OutOfMemory: NO_MEMORY,
+    errors.JobExpired: TIMED_OUT,
+    errors.JobCancelled: UNAVAILABLE,
 }
 
 
 class TorchServeError(Exception):
-    """An error that has no class in headrace.errors, as it is answered.
+    """An error that has no class in headrace.errors; `headers` are further ones of its answer."""
 
-    Args:
-        type_: TorchServe's name of the error.
-    """
-
-    def __init__(
-        self, status: int, type_: str, message: str, headers: tuple[Header, ...] = ()
-    ) -> None:
+    def __init__(self, kind: Kind, message: str, headers: tuple[Header, ...] = ()) -> None:
         super().__init__(message)
-        self.status = status
-        self.type = type_
+        self.kind = kind
         self.message = message
         self.headers = headers
 
-    def reply(self) -> Reply:
-        """Return the answer."""
-        return error_reply(self.status, self.type, self.message, self.headers)
 
-
-def error_reply(status: int, type_: str, message: str, headers: tuple[Header, ...] = ()) -> Reply:
+def error_reply(kind: Kind, message: str, headers: tuple[Header, ...] = ()) -> Reply:
     """Return the answer to an error."""
-    document = {"code": status, "type": type_, "message": message}
-    return json_reply(document, status, headers)
+    document = {"code": kind.status, "type": kind.name, "message": message}
+    return json_reply(document, kind.status, headers)
 
 
-def answer_of(error: type[HeadraceError]) -> tuple[int, str]:
-    """Return the status and the type of the answer to an error of this class."""
+def answer_of(error: type[HeadraceError]) -> Kind:
+    """Return the kind of the answer to an error of this class."""
     return next(_ANSWERS[base] for base in error.__mro__ if base in _ANSWERS)
 
 
-def answer_of_failure(failure: JobFailure) -> tuple[int, str]:
-    """Return the status and the type of the answer to a job that failed."""
+def answer_of_failure(failure: JobFailure) -> Kind:
+    """Return the kind of the answer to a job that failed."""
     kind = errors.BY_CODE.get(failure.type, HeadraceError)
     # Linux ends processes so when memory is short, and TorchServe takes each such end for that.
     if kind is errors.ReplicaLost and "SIGKILL" in failure.message:
@@ -116,14 +111,12 @@ def reply_to(error: TorchServeError | HeadraceError) -> Reply:
     """Return the answer to an error, which loses its traceback."""
     errors.drop_tracebacks(error)
     if isinstance(error, TorchServeError):
-        return error.reply()
+        return error_reply(error.kind, error.message, error.headers)
     if isinstance(error, errors.PayloadTooLarge):
         return Reply(413, b"", NO_TYPE)
-    status, type_ = answer_of(type(error))
-    message = message_of(error)
     wait_s = retry_after_s(error)
     headers = ((b"retry-after", b"%d" % wait_s),) if wait_s else ()
-    return error_reply(status, type_, message, headers)
+    return error_reply(answer_of(type(error)), message_of(error), headers)
 
 
 def unexpected(error: Exception, path: str) -> Reply:

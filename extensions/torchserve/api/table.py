@@ -57,7 +57,6 @@ async def _describe_port(rows: Sequence[Row], _services: Services, _: Request, *
 
 async def _refuse_root(_: Services, request: Request) -> Answer:
     raise TorchServeError(
-        405,
         METHOD_NOT_ALLOWED,
         f"{request.method[:32]} is not allowed on /. OPTIONS / describes the API of this port, and "
         "GET /docs on the inference port that of Headrace",
@@ -70,7 +69,6 @@ def _if_allowed(endpoint: Endpoint) -> Endpoint:
     async def checked(services: Services, request: Request, *of: str) -> Answer:
         if not config_of(services).enable_model_api:
             raise TorchServeError(
-                405,
                 METHOD_NOT_ALLOWED,
                 "Models cannot be registered or unregistered here. Start the server with "
                 "--enable-model-api, or set enable_model_api=true",

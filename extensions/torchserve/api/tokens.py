@@ -58,7 +58,7 @@ def check_native(services: Services, request: Request, needs: Needs | None) -> N
     if needs is None or needs in open_operations(services.settings):
         return
     kinds: tuple[KeyKind, ...] = ("management", "inference")
-    error = TorchServeError(400, INVALID_KEY, "")
+    error = TorchServeError(INVALID_KEY, "")
     for kind in kinds[:1] if needs is Scope.MANAGE else kinds:
         try:
             _check_token(services, request, kind)
@@ -75,9 +75,7 @@ async def new_token(services: Services, request: Request) -> Answer:
     """Replace the token for an interface, and return the new one; it needs the API key."""
     config = config_of(services)
     if config.disable_token_authorization:
-        raise TorchServeError(
-            404, NOT_FOUND, "There is no /token here: token authorization is disabled"
-        )
+        raise TorchServeError(NOT_FOUND, "There is no /token here: token authorization is disabled")
     if services.authenticator is not None and _has_own(request):
         await services.authenticator.admit(request, Scope.MANAGE)
     else:
@@ -88,9 +86,9 @@ async def new_token(services: Services, request: Request) -> Answer:
             try:
                 return json_reply(renew(config.key_file, known, config.token_expiration_min))
             except ConfigError as error:
-                raise TorchServeError(400, INVALID_KEY, error.message) from None
+                raise TorchServeError(INVALID_KEY, error.message) from None
     raise TorchServeError(
-        400, INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
+        INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
     )
 
 
@@ -102,21 +100,18 @@ def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
     text = _bearer(request)
     if not text:
         raise TorchServeError(
-            400,
-            INVALID_KEY,
-            f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}",
+            INVALID_KEY, f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}"
         )
     try:
         key = _reader(config.key_file).keys().of(kind)
     except ConfigError as error:
         raise TorchServeError(
-            400, INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
+            INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
         ) from None
     if key is None or not key.is_text(text):
-        raise TorchServeError(400, INVALID_KEY, f"The {name} is not the present one; {where}")
+        raise TorchServeError(INVALID_KEY, f"The {name} is not the present one; {where}")
     if key.expired(datetime.now(UTC)):
         raise TorchServeError(
-            400,
             INVALID_KEY,
             f"The {name} has expired. GET /token?type={kind} with the API key makes another one",
         )

@@ -13,6 +13,7 @@ from api.services import Services
 from extensions.torchserve.api.errors import (
     INTERNAL,
     MODEL_NOT_FOUND,
+    NO_MEMORY,
     VERSION_NOT_FOUND,
     TorchServeError,
 )
@@ -47,7 +48,6 @@ def registry_of(services: Services) -> ModelRegistry:
     """
     if services.registry is None:
         raise TorchServeError(
-            500,
             INTERNAL,
             "This API process has no registry of models. Start it with `headrace torchserve`",
         )
@@ -63,7 +63,6 @@ def model_of(registry: Registry, name: str) -> RegisteredModel:
     found = registry.models.get(name)
     if found is None:
         raise TorchServeError(
-            404,
             MODEL_NOT_FOUND,
             f"No model {shown(name)} is registered; registered: {listing(registry.models)}",
         )
@@ -79,7 +78,6 @@ def version_of(model: RegisteredModel, version: str) -> str:
     version = version or model.default_version
     if version not in model.versions:
         raise TorchServeError(
-            404,
             VERSION_NOT_FOUND,
             f"The model {model.name} has no version {shown(version)}; it has "
             f"{listing(model.versions)}",
@@ -183,7 +181,7 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
         why = unfit
     else:
         why = "no worker has loaded it in time; see the log of the worker"
-    status = 507 if any(word in reason for word in _NO_MEMORY) else 500
+    kind = NO_MEMORY if any(word in reason for word in _NO_MEMORY) else INTERNAL
     return TorchServeError(
-        status, INTERNAL, f"Failed to start workers for model {name} version: {version}. {why}"
+        kind, f"Failed to start workers for model {name} version: {version}. {why}"
     )

@@ -35,7 +35,6 @@ async def metadata_of(services: Services, request: Request, name: str, version: 
     reports = await services.queue.worker_states()
     if not any(one.state.ready for one in serving_of(name, version, reports.values())):
         raise TorchServeError(
-            503,
             UNAVAILABLE,
             f"The model {name} has no worker for version {version} that could describe it. "
             "Scale it up, or leave customized out",
@@ -53,7 +52,7 @@ async def metadata_of(services: Services, request: Request, name: str, version: 
     if not job.state.final:
         await services.queue.cancel_one(job.id)
         raise TorchServeError(
-            500, INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
+            INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
         )
     answer = await answer_with(services, request, job)
     try:

@@ -85,10 +85,9 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     there = store is not None and await asyncio.to_thread(os.path.exists, store / name)
     if not known and not (name and there):
         raise TorchServeError(
-            404, WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
+            WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )
     raise TorchServeError(
-        400,
         BAD_REQUEST,
         "Workflows cannot be registered. Put the archive into the folder of --workflow-store, and "
         "start the server again",
@@ -141,14 +140,13 @@ async def scale(services: Services, request: Request, name: str, version: str = 
     most = least if most is None else most
     if most < least:
         raise TorchServeError(
-            400, BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
+            BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
         )
     if least < 0:
-        raise TorchServeError(500, INDEX, f"min_worker is {least}; give 0 or more")
+        raise TorchServeError(INDEX, f"min_worker is {least}; give 0 or more")
 
     if most > 1 and details_of(model.versions[chosen]).get(SEQUENCES):
         raise TorchServeError(
-            400,
             BAD_REQUEST,
             f"The model {name} has sequences of requests, whose state is in one model process. "
             "Give it one worker",
@@ -216,7 +214,6 @@ async def unregister_model(
         if chosen == model.default_version and len(model.versions) > 1:
             others = ", ".join(one for one in model.versions if one != chosen)
             raise TorchServeError(
-                403,
                 INVALID_VERSION,
                 f"Version {chosen} is the default one of the model {name}, which has others too. "
                 f"Remove those first, or choose another default version: {others}",
@@ -231,7 +228,6 @@ async def unregister_model(
     limit_s = config_of(services).unregister_model_timeout
     if await registry_of(services).until_removed(name, gone, limit_s) == "pending":
         raise TorchServeError(
-            408,
             TIMED_OUT,
             f"The model {name} is unregistered, but its workers have not ended within {limit_s} s: "
             "they finish their requests first",

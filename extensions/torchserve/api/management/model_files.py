@@ -74,7 +74,7 @@ class Found(NamedTuple):
             raise _exists(self.target) from None
         except OSError as error:
             raise TorchServeError(
-                500, INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
+                INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
             ) from None
 
     def leave(self) -> None:
@@ -175,7 +175,6 @@ def _local(store: Path | None, url: str) -> Path:
                 return store / name
     where = f"the model store {store}" if store is not None else "the model store, which is not set"
     raise TorchServeError(
-        404,
         MODEL_NOT_FOUND,
         f"There is no model at {shown(url)}. Name an archive or a folder in {where}",
     )
@@ -185,7 +184,6 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
     """Return the file in the model store that a URL is fetched into."""
     if not is_allowed(url, allowed):
         raise TorchServeError(
-            404,
             MODEL_NOT_FOUND,
             f"{shown(url.partition('?')[0])}: this URL is not allowed. allowed_urls in "
             "config.properties has the expressions that one must match",
@@ -195,7 +193,7 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
     except ValueError as error:
         raise _no_download(url, str(error)) from None
     if store is None:
-        raise TorchServeError(400, BAD_REQUEST, "There is no model store to fetch a URL into")
+        raise TorchServeError(BAD_REQUEST, "There is no model store to fetch a URL into")
     if not name or name.startswith("."):
         raise _no_download(url, "it names no file")
     _check_kind(Path(name), name)
@@ -226,7 +224,6 @@ def _name(file: Path, target: Path) -> None:
 
 def _exists(target: Path) -> TorchServeError:
     return TorchServeError(
-        500,
         INTERNAL,
         f"The model store has a file {target.name} already. Register it by this name, or remove it",
     )
@@ -234,7 +231,7 @@ def _exists(target: Path) -> TorchServeError:
 
 def _no_download(url: str, why: str) -> TorchServeError:
     text = shown(url.partition("?")[0])
-    return TorchServeError(400, DOWNLOAD, f"{text} cannot be downloaded: {why}")
+    return TorchServeError(DOWNLOAD, f"{text} cannot be downloaded: {why}")
 
 
 def _partial_path(target: Path) -> Path:
@@ -253,7 +250,7 @@ def _partial(target: Path) -> Iterator[Path]:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise TorchServeError(
-            500, INTERNAL, f"The model store cannot be written: {error.strerror}"
+            INTERNAL, f"The model store cannot be written: {error.strerror}"
         ) from None
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -297,7 +294,6 @@ def _copy(settings: Settings, url: str, file: Path) -> None:
 def _check_kind(path: Path, source: str) -> None:
     if not path.name.lower().endswith((*ARCHIVES, *PROGRAMS)):
         raise TorchServeError(
-            500,
             INTERNAL,
             f"{shown(source)} is no archive: its name ends in none of {', '.join(ARCHIVES)}",
         )
@@ -314,19 +310,17 @@ def _read(
                 return None  # TorchServe takes such a file for an archive without members
         place = reader.place(str(path.absolute()))
     except ConfigError as error:
-        raise TorchServeError(500, INTERNAL, _text(error, path, source)) from None
+        raise TorchServeError(INTERNAL, _text(error, path, source)) from None
     except OSError as error:
-        raise TorchServeError(
-            500, INTERNAL, f"{source}: it cannot be read: {error.strerror}"
-        ) from None
+        raise TorchServeError(INTERNAL, f"{source}: it cannot be read: {error.strerror}") from None
     try:
         if place.is_dir():
             return read_folder(place, source, ("handler",) if has_handler else ())
         return read_file(place, source)
     except ConfigError as error:
-        raise TorchServeError(400, INVALID_MODEL, _text(error, path, source)) from None
+        raise TorchServeError(INVALID_MODEL, _text(error, path, source)) from None
     except (OSError, ValueError) as error:
-        raise TorchServeError(500, INTERNAL, f"{source}: it cannot be read: {error}") from None
+        raise TorchServeError(INTERNAL, f"{source}: it cannot be read: {error}") from None
 
 
 def _is_no_zip(path: Path) -> bool:

@@ -52,7 +52,7 @@ class Parameters:
         limit = f"{most:,} is the largest number" if number > 0 else f"the least is {-_INT_MAX:,}"
         given = self._values[name].strip()[:_SHOWN_CHARS]
         raise TorchServeError(
-            400, BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
+            BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
         )
 
     def _integer(self, name: str) -> int | None:
@@ -106,7 +106,7 @@ def _document(body: bytes) -> Any:
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many kinds
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise TorchServeError(
-            400, BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
+            BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
         ) from None
 
 
@@ -114,7 +114,6 @@ def _members(document: Any) -> dict[str, str]:
     """Return the members of an object that hold a single value, as a query would have them."""
     if not isinstance(document, dict):
         raise TorchServeError(
-            400,
             BAD_REQUEST,
             'The body is no JSON object. Send one such as {"url": "digits.mar"}, or use the query',
         )

@@ -129,7 +129,6 @@ async def _register(
             if known.versions[version].options == options:
                 return []  # by an earlier try, whose reply was lost
             raise TorchServeError(
-                409,
                 CONFLICT,
                 f"The model {name} has a version {version} already. Unregister it first, or give "
                 "the archive another version",
@@ -168,17 +167,16 @@ def _url(parameters: Parameters) -> str:
     url = parameters.text("url")
     if url is None:
         raise TorchServeError(
-            400, BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
+            BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
         )
     if not url.strip() or "\0" in url:
         raise TorchServeError(
-            404,
             MODEL_NOT_FOUND,
             "The parameter url is empty, or has a NUL character. Send the name of an archive",
         )
     if ".." in url:
         raise TorchServeError(
-            404, MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
+            MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
         )
     return url
 
@@ -191,7 +189,7 @@ def _check_runtime(parameters: Parameters) -> None:
         why = "handlers in C++ cannot run here. Give the archive one in Python"
     else:
         why = f"no handler runs in it. Send one of {', '.join(_RUNTIMES)}"
-    raise TorchServeError(400, BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
+    raise TorchServeError(BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
 
 
 async def _clean_up(services: Services) -> None:
@@ -222,23 +220,19 @@ async def _install(services: Services, model: ModelFolder | None) -> None:
     try:
         await asyncio.to_thread(installed, model.requirements, environments)
     except ConfigError as error:
-        raise TorchServeError(
-            400, MODEL, f"Its packages cannot be installed: {error.message}"
-        ) from None
+        raise TorchServeError(MODEL, f"Its packages cannot be installed: {error.message}") from None
 
 
 def _name(parameters: Parameters, found: Found) -> str:
     name = parameters.text("model_name") or (found.model.name if found.model is not None else "")
     if not name:
         raise TorchServeError(
-            400,
             INVALID_MODEL,
             f"{found.source}: the model has no name. Send one as model_name, or write modelName "
             "into the manifest",
         )
     if not _NAME.fullmatch(name):
         raise TorchServeError(
-            400,
             BAD_REQUEST,
             f"{shown(name)} cannot be the name of a model, which has 1 to 64 of A-Z a-z 0-9 _ . - "
             "and does not begin with . or -. Send another one as model_name",
@@ -270,7 +264,7 @@ def _options(
         elif handler:
             options["handler"] = f"{TORCHSERVE}{handler}"
     except ConfigError as error:
-        raise TorchServeError(400, BAD_REQUEST, error.message) from None
+        raise TorchServeError(BAD_REQUEST, error.message) from None
     return options
 
 

@@ -99,7 +99,6 @@ def _oip_json(services: Services, document: Any, status: int = 200) -> Reply:
     """Answer a path of the Open Inference Protocol that needs no model."""
     if not config_of(services).ts_open_inference_protocol:
         raise TorchServeError(
-            404,
             NOT_FOUND,
             "the Open Inference Protocol is off. Set ts_open_inference_protocol=true to serve it",
         )
@@ -148,7 +147,6 @@ async def invoke(services: Services, request: Request) -> Answer:
         name = inputs.field_text(fields, _MODEL_NAME)
     if not name:
         raise TorchServeError(
-            400,
             BAD_REQUEST,
             "the parameter model_name is missing. Send it in the query, because there is more than "
             "one model",
@@ -160,7 +158,6 @@ async def predict_workflow(services: Services, request: Request, name: str) -> A
     """Predict with a pipeline."""
     if name not in services.catalog.pipelines:
         raise TorchServeError(
-            404,
             WORKFLOW_NOT_FOUND,
             f"there is no workflow {name[:64]!r}. Workflows are the pipelines of the models file",
         )
@@ -192,7 +189,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             model = model_of_version(model, target.version, statuses)
         except ModelNotFound as error:
             message = message_of(error)
-            raise TorchServeError(404, VERSION_NOT_FOUND, message) from None
+            raise TorchServeError(VERSION_NOT_FOUND, message) from None
     try:
         validated = _validated(services, request, model, target, body)
     except HeadraceError as error:
@@ -204,7 +201,6 @@ async def _predict(target: Target, services: Services, request: Request, body: b
     limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
     if limit_s <= 0:
         raise TorchServeError(
-            500,
             INTERNAL,
             f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
             "with a longer one",
@@ -293,7 +289,6 @@ def _header(request: Request, target: Target, name: bytes) -> bytes:
 def _no_worker(services: Services, model: ModelConfig, reason: str) -> TorchServeError:
     services.counters.refused(model.name, NO_WORKER)
     return TorchServeError(
-        503,
         UNAVAILABLE,
         f"model {model.name} has no worker for this request: {reason}. "
         "Scale it up, or correct it and load it again",

@@ -15,6 +15,7 @@ from api.services import Services
 from extensions.torchserve.api.errors import (
     INTERNAL,
     UNAVAILABLE,
+    Kind,
     TorchServeError,
     answer_of_failure,
     error_reply,
@@ -75,7 +76,6 @@ async def answer_with(
         return await _result(services, request, job, native=native)
     if not job.state.final:
         raise TorchServeError(
-            503,
             UNAVAILABLE,
             f"the server stops before the job {job.id} has ended. "
             f"Read its result at {JOBS_PATH}{job.id}/result",
@@ -84,12 +84,11 @@ async def answer_with(
     failure = error_of(job) or JobFailure()
     response = error_response(job.error_json)
     if response is None:
-        status, type_ = answer_of_failure(failure)
-        raise TorchServeError(status, type_, failure.message, job_headers(job.id))
+        raise TorchServeError(answer_of_failure(failure), failure.message, job_headers(job.id))
     status = response.status if _STATUS_MIN <= response.status <= _STATUS_MAX else 500
     headers = (*job_headers(job.id), *_headers(response.headers))
     if response.body is None:
-        return error_reply(status, INTERNAL, failure.message, headers)
+        return error_reply(Kind(status, INTERNAL.name), failure.message, headers)
     return Reply(status, response.body, _chosen_type(response.headers, ""), headers)
 
 
@@ -149,7 +148,6 @@ async def _whole(services: Services, stored: StoredResult) -> bytes:
 
 def _too_large(job: Job, size: int, limit_bytes: int) -> TorchServeError:
     return TorchServeError(
-        500,
         INTERNAL,
         f"the result has {size} bytes, more than max_response_size ({limit_bytes}). "
         f"Read it at {JOBS_PATH}{job.id}/result, or raise max_response_size",

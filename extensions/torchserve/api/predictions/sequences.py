@@ -67,14 +67,12 @@ async def _take(
     services.counters.refused(model.name, QueueFull.code)
     if word == b"many":
         raise TorchServeError(
-            503,
             UNAVAILABLE,
             f"model {model.name} has as many sequences as maxNumSequence allows: {count}. Try "
             f"again when one has ended: each does after {limits.idle_ms} ms without a request "
             "(sequenceMaxIdleMSec)",
         )
     raise TorchServeError(
-        503,
         UNAVAILABLE,
         f"the sequence {sequence[:_SHOWN_CHARS]!r} of model {model.name} has {count} requests that "
         f"have not ended, and maxSequenceJobQueueSize lets {limits.waiting} wait. Send the next "

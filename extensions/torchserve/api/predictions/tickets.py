@@ -40,7 +40,6 @@ async def ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]:
     if busy >= ready:
         services.counters.refused(model.name, NO_WORKER)
         raise TorchServeError(
-            503,
             UNAVAILABLE,
             f"model {model.name} has {ready} model processes and {busy} requests: none is idle, "
             "and useJobTicket lets no request wait. Try again, or scale it up",

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from extensions.torchserve.api.errors import (
+    MODEL_NOT_FOUND,
     TorchServeError,
     answer_of,
     answer_of_failure,
@@ -72,7 +73,7 @@ def test_every_error_has_an_answer() -> None:
 
 
 def test_an_error_is_indented_json_with_a_newline_at_its_end() -> None:
-    reply = TorchServeError(404, "ModelNotFoundException", "no model x").reply()
+    reply = reply_to(TorchServeError(MODEL_NOT_FOUND, "no model x"))
     assert reply.status == 404
     assert reply.content_type == b"application/json"
     assert reply.body == (

@@ -1,8 +1,8 @@
 """The generator: sends the requests of a load at their times and notes what became of each.
 
 It is one thread on asyncio, with raw connections and the parser httptools. It runs in a process of
-its own, so that nothing else delays it. `python -m extensions.tuning.bench.load.generator` reads a
-plan from standard input, and writes what it has seen to standard output. processes.py starts it.
+its own, so that nothing else delays it: processes.py starts
+`python -m extensions.tuning.bench.load.generator FD`, and talks to it over this socket.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import msgspec
@@ -85,8 +86,6 @@ _TICK_S: Final = 0.02
 #: A user of a closed load waits so long after a connection that failed.
 _PAUSE_S: Final = 0.1
 READY: Final = b"R"
-_STDIN: Final = 0
-_STDOUT: Final = 1
 
 
 class _Request:
@@ -465,37 +464,18 @@ def main() -> None:
     """Read a plan, report that it can start, read when to start, and write what was seen."""
     # Ctrl-C reaches the whole group; the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = msgspec.msgpack.decode(_read_block(), type=Plan)
-    _write(READY)
-    start_at = msgspec.msgpack.decode(_read_block(), type=float)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _write(msgspec.msgpack.encode(generate(plan, start_at)))
+    parent = Connection(int(sys.argv[1]))
+    plan = msgspec.msgpack.decode(parent.recv_bytes(), type=Plan)
+    parent.send_bytes(READY)
+    start_at = msgspec.msgpack.decode(parent.recv_bytes(), type=float)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    parent.send_bytes(msgspec.msgpack.encode(generate(plan, start_at)))
 
 
-def _write(data: bytes) -> None:
-    # With PYTHONUNBUFFERED a write to sys.stdout.buffer may be incomplete.
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(_STDOUT, rest) :]
-
-
-def _read_block() -> bytes:
-    return _read(int.from_bytes(_read(8), "little"))
-
-
-def _read(size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = os.read(_STDIN, min(size - len(parts), 1 << 20))
-        if not part:
-            sys.exit(1)
-        parts += part
-    return bytes(parts)
-
-
-def _end_with_parent() -> None:
-    """End when the parent has closed the pipe, as it does when it dies."""
-    os.read(_STDIN, 1)
+def _end_with(parent: Connection) -> None:
+    """End when the parent has closed the socket, as it does when it dies."""
+    with contextlib.suppress(EOFError, OSError):
+        parent.recv_bytes()
     os._exit(1)
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from extensions.tuning.machine import load_facts
+from extensions.tuning.machine import cpu_name, load_facts
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
 from handlers.optimize.check import median_interval
 from handlers.optimize.variants import cause
@@ -464,20 +464,11 @@ def _memory_mb(executor: BatchExecutor) -> float:
 def environment() -> dict[str, Any]:
     """Return what the figures depend on, without what the process of a variant sends."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         **load_facts(),
         "python": platform.python_version(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":

@@ -201,11 +201,3 @@ def _ms(time: BatchTime | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the table in Markdown."""
-    columns, rows = table(comparison)
-    names = [column.lstrip(">") for column in columns]
-    rule = ["---:" if column.startswith(">") else "---" for column in columns]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, rule, *rows))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -119,9 +117,8 @@ def read_suite(file: Path) -> list[Case]:
 
 
 def _check(document: Document) -> None:
-    problems = document.problems
-    if problems:
-        raise ConfigError("\n".join(problems))
+    if document.problems:
+        raise ConfigError("\n".join(document.problems))
 
 
 def _beside(file: Path, name: str) -> Path:
@@ -173,6 +170,7 @@ def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str,
     load = found.loads[-1]
     queue = statistics.spread([sum(row.stages[:3]) for row in rows if row.stages])
     model = statistics.spread([sum(row.stages[3:6]) for row in rows if row.stages])
+    other = load.stages["other"].mean if "other" in load.stages else 0.0
     failed = load.requests - load.succeeded
     values = {
         "Benchmark": "AB", "TS failed requests": failed, "TS throughput": load.rate,
@@ -185,14 +183,11 @@ def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str,
         "Model_p50": model.p50, "Model_p90": model.p90, "Model_p99": model.p99,
         "Queue time p50": queue.p50, "Queue time p90": queue.p90, "Queue time p99": queue.p99,
         "predict_mean": model.mean, "handler_time_mean": model.mean,
-        "waiting_time_mean": queue.mean, "worker_thread_mean": _mean(load, "other"),
+        "waiting_time_mean": queue.mean, "worker_thread_mean": other,
         **_resources(load, found.environment),
     }  # fmt: skip
-    return {name: _rounded(values.get(name, 0.0)) for name in COLUMNS}
-
-
-def _mean(load: Load, stage: str) -> float:
-    return load.stages[stage].mean if stage in load.stages else 0.0
+    found = {name: values.get(name, 0.0) for name in COLUMNS}
+    return {name: round(n, 2) if isinstance(n, float) else n for name, n in found.items()}
 
 
 def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:
@@ -212,16 +207,11 @@ def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 2) if isinstance(value, float) else value
-
-
 def write_report(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `ab_report.csv`; the file is complete or as it was."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     partly = file.with_suffix(".part")
-    partly.write_text(text.getvalue())
-    os.replace(partly, file)
+    with partly.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partly.replace(file)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from extensions.tuning.cli.arguments import budget_seconds, check_folder, own_model, write_file
@@ -143,8 +146,6 @@ def compared(
     Raises:
         ConfigError: the model does not load or has no inputs, or no batch was measured in time.
     """
-    import msgspec
-
     from extensions.tuning.optimize import kept
     from headrace.config.model.optimize import OPTIMIZED
 
@@ -178,8 +179,6 @@ def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dic
 
 def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
     """Return a comparison that also has the variants for which there was no time."""
-    import msgspec
-
     from extensions.tuning.optimize.report import LATE, Variant
 
     if comparison.without_module:
@@ -208,8 +207,6 @@ def _variants(
     text: str | None, config: ModelConfig, device: str, max_error: float | None
 ) -> Iterable[Optimize]:
     """Return the variants that are named, else those that can run; the model's own is one."""
-    import msgspec
-
     from headrace.config.model.optimize import Optimize, optimize_problem, possible
     from headrace.config.suggestions import not_a_choice
 
@@ -272,11 +269,6 @@ def _measured(
     keep: Callable[[Comparison], None],
 ) -> Comparison:
     """Run the process that measures; its log comes on standard error."""
-    import subprocess
-    import tempfile
-
-    import msgspec
-
     from extensions.tuning.optimize.report import read_lines
 
     with (

@@ -24,11 +24,11 @@ from extensions.torchserve.server.models import (
     DEFAULT_WORKERS,
     Start,
     StartReader,
+    read_workflows,
     register_all,
 )
 from extensions.torchserve.server.process import report_ready
 from extensions.torchserve.server.snapshots import Snapshots
-from extensions.torchserve.server.workflows import read_workflows
 from headrace.config.model.options import ModelOptions
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError, last_line

@@ -186,8 +186,8 @@ def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str,
         "waiting_time_mean": queue.mean, "worker_thread_mean": other,
         **_resources(load, found.environment),
     }  # fmt: skip
-    found = {name: values.get(name, 0.0) for name in COLUMNS}
-    return {name: round(n, 2) if isinstance(n, float) else n for name, n in found.items()}
+    every = {name: values.get(name, 0.0) for name in COLUMNS}
+    return {name: round(n, 2) if isinstance(n, float) else n for name, n in every.items()}
 
 
 def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:

@@ -93,19 +93,10 @@ class Meter:
 
     def _cpu_at(self, part: str, at: float) -> float:
         """Return the CPU seconds of a part at a time, between two samples in proportion."""
-        before = after = None
-        for sample in self._samples:
-            if part not in sample[1]:
-                continue
-            if sample[0] <= at:
-                before = sample
-            elif after is None:
-                after = sample
-        if before is None or after is None:
-            known = before or after
-            return known[1][part] if known else 0.0
-        share = (at - before[0]) / (after[0] - before[0])
-        return before[1][part] + share * (after[1][part] - before[1][part])
+        import numpy as np
+
+        times, used = zip(*((time_s, cpu[part]) for time_s, cpu in self._samples), strict=True)
+        return float(np.interp(at, times, used))
 
     def _run(self) -> None:
         number = 0

@@ -8,13 +8,19 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from api.http.messages import Answer, Request
+import msgspec
+
+from api.http.messages import Answer, Reply, Request
+from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
+from api.submission.job_request import ValidatedRequest, identity_of
 from extensions.torchserve.api.errors import (
     BAD_REQUEST,
     INDEX,
+    INTERNAL,
     INVALID_VERSION,
     TIMED_OUT,
+    UNAVAILABLE,
     WORKFLOW_NOT_FOUND,
     TorchServeError,
 )
@@ -27,21 +33,24 @@ from extensions.torchserve.api.management.changes import (
     until_scaled,
     version_of,
 )
-from extensions.torchserve.api.management.customized import metadata_of
 from extensions.torchserve.api.management.model_descriptions import (
     describe,
     details_of,
     is_ready,
+    serving_of,
     url_of,
 )
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.management.registration import remove_fetched
 from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.predictions.predict import handler_headers, runs_torchserve
+from extensions.torchserve.api.predictions.results import answer_with
 from extensions.torchserve.api.replies import json_reply, status_reply
 from extensions.torchserve.config.model_config import MAX_WORKERS, SEQUENCES, worker_options
 from extensions.torchserve.config.workflow import WORKFLOWS, read_archives
 from headrace.config.model.options import PER_WORKER
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 from headrace.registry.model import (
     Change,
     ModelVersion,
@@ -53,6 +62,10 @@ from headrace.registry.model import (
 
 _PAGE: Final = 100
 _ALL: Final = "all"
+#: The headers of a request by which a handler knows that it is asked for its description.
+_ASKED: Final = {"describe": "True", "explain": "False", "url_path": ""}
+#: How much longer than a job may run a request waits for it.
+_SLACK_S: Final = 30.0
 
 
 async def list_models(services: Services, request: Request) -> Answer:
@@ -115,7 +128,7 @@ async def describe_model(
     version = version_of(model, version)
     metadata = None
     if read_query(request).flag("customized", default=False):
-        metadata = await metadata_of(services, request, name, version)
+        metadata = await _metadata_of(services, request, name, version)
     (found,) = await describe(services, model, [version])
     if metadata is not None:
         found["customizedMetadata"] = metadata
@@ -233,3 +246,38 @@ async def unregister_model(
             "they finish their requests first",
         )
     return status_reply(f'Model "{name}" unregistered')
+
+
+async def _metadata_of(services: Services, request: Request, name: str, version: str) -> Any:
+    """Return the description that the handler of a version gives (TorchServe's `describe_handle`).
+
+    It is an object; None for null. As in TorchServe it is {} if the handler gives something else.
+    """
+    reports = await services.queue.worker_states()
+    if not any(one.state.ready for one in serving_of(name, version, reports.values())):
+        raise TorchServeError(
+            UNAVAILABLE,
+            f"The model {name} has no worker for version {version} that could describe it. "
+            "Scale it up, or leave customized out",
+        )
+    model = services.model_statuses.for_version(services.catalog.get(name), version)
+    if not runs_torchserve(model):
+        return None
+    headers = handler_headers(services, request, _ASKED)
+    job_request = ValidatedRequest(
+        model, b"null", DEFAULT_OPTIONS, identity_of(None, "", owner=request.caller.key_id),
+        version, None, caller=request.caller, details=InputDetails(headers=headers),
+    )  # fmt: skip
+    wait_s = model.timeout_s + _SLACK_S
+    job, _ = await submit_and_wait(services, job_request, request.receive, wait_s)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id)
+        raise TorchServeError(
+            INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
+        )
+    answer = await answer_with(services, request, job)
+    try:
+        found = msgspec.json.decode(answer.body) if isinstance(answer, Reply) else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if found is None or isinstance(found, dict) else {}

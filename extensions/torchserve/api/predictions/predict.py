@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -43,7 +44,7 @@ from extensions.torchserve.api.errors import (
     message_of,
     reply_to,
 )
-from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.parts import config_of, parts_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
 from extensions.torchserve.api.predictions.sequences import (
@@ -52,10 +53,9 @@ from extensions.torchserve.api.predictions.sequences import (
     take_request,
 )
 from extensions.torchserve.api.predictions.streams import cancel_abandoned, submit_and_stream
-from extensions.torchserve.api.predictions.tickets import ticket
 from extensions.torchserve.api.replies import json_reply, status_reply
 from extensions.torchserve.config.archive import TORCHSERVE
-from extensions.torchserve.config.model_config import RESPONSE_TIMEOUT, TOO_SMALL
+from extensions.torchserve.config.model_config import JOB_TICKET, RESPONSE_TIMEOUT, TOO_SMALL
 from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
@@ -66,6 +66,7 @@ from headrace.errors import (
     RequestError,
 )
 from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
+from headrace.redis import keys
 from headrace.schema.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
@@ -205,7 +206,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
             "with a longer one",
         )
-    async with ticket(services, validated.model):
+    async with _ticket(services, validated.model):
         validated = await take_request(services, validated)
         if await statuses.waiting_for(model.name, validated.model.asked_version) is None:
             return await _run(services, request, validated)
@@ -357,3 +358,38 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         *((REPLAYED,) if replayed else ()),
     )
     return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)
+
+
+@asynccontextmanager
+async def _ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]:
+    """Hold a ticket for one request, if its model has them (`useJobTicket`).
+
+    A request is taken only if a model process is idle for it. Other API processes take tickets
+    too: two requests in the same moment may get the same one.
+    """
+    if not model.options.get(JOB_TICKET):
+        yield
+        return
+    held = parts_of(services).tickets
+    reports = await services.queue.worker_states()
+    (depth,) = await services.queue.depths([keys.queue_name(model.name)])
+    ready = sum(
+        state.ready
+        for report in reports.values()
+        for label, state in report.models.items()
+        if label.partition(keys.VERSION_SEPARATOR)[0] == model.name
+    )
+    # A request of this process that is not in Redis yet counts too.
+    busy = max(depth.total + depth.in_flight, held[model.name])
+    if busy >= ready:
+        services.counters.refused(model.name, NO_WORKER)
+        raise TorchServeError(
+            UNAVAILABLE,
+            f"model {model.name} has {ready} model processes and {busy} requests: none is idle, "
+            "and useJobTicket lets no request wait. Try again, or scale it up",
+        )
+    held[model.name] += 1
+    try:
+        yield
+    finally:
+        held[model.name] -= 1

@@ -11,8 +11,7 @@ import pytest
 
 from extensions.torchserve.config.launch import Flags, merge
 from extensions.torchserve.config.properties import write_properties
-from extensions.torchserve.server.models import Start, StartReader
-from extensions.torchserve.server.workflows import read_workflows
+from extensions.torchserve.server.models import Start, StartReader, read_workflows
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError

@@ -82,7 +82,8 @@ class TorchServe:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; return False for one of the native API."""
         services = self._services
-        interfaces = self._interfaces(scope)
+        server = scope.get("server")
+        interfaces = self._ports.get(server[1] if server else None, _ALL)
         segments = stripped(segments_of(scope))
         if "inference" in interfaces:
             if is_native(segments, interfaces):
@@ -143,10 +144,6 @@ class TorchServe:
             raise
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             return unexpected(error, request.path)
-
-    def _interfaces(self, scope: Scope) -> Interfaces:
-        server = scope.get("server")
-        return self._ports.get(server[1] if server else None, _ALL)
 
 
 def _refuse(request: Request, by_method: Iterable[str]) -> Reply:

@@ -7,8 +7,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from api.http.messages import Answer
 
-OPENAPI_VERSION: Final = "3.0.1"
-
 Interface = Literal["inference", "management", "metrics"]
 #: The token that a request needs; "" for none.
 TokenKind = Literal["inference", "management", ""]
@@ -78,7 +76,7 @@ def document(title: str, version: str, rows: Iterable[Row]) -> dict[str, Any]:
         if row.name:
             paths.setdefault(row.path, {})[row.method] = _described(row)
     return {
-        "openapi": OPENAPI_VERSION,
+        "openapi": "3.0.1",
         "info": {"title": title, "version": version},
         "paths": paths,
     }

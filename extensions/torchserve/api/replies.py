@@ -21,14 +21,10 @@ _NOT_KEPT: Final[tuple[Header, ...]] = (
 )
 
 
-def pretty(document: Any) -> bytes:
-    """Return a value as indented JSON with a newline at its end."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
 def json_reply(document: Any, status: int = 200, headers: tuple[Header, ...] = ()) -> Reply:
-    """Return an answer with indented JSON; leave out what is None before."""
-    return Reply(status, pretty(document), headers=headers)
+    """Return an answer with indented JSON and a newline at its end."""
+    body = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return Reply(status, body, headers=headers)
 
 
 def status_reply(text: str, status: int = 200) -> Reply:

@@ -31,8 +31,6 @@ STATIC_KEYS: Final[Mapping[str, KeyKind]] = {
     "HEADRACE_TORCHSERVE_INFERENCE_KEY": "inference",
     "HEADRACE_TORCHSERVE_API_KEY": "API",
 }
-_SECRET_BYTES: Final = 6
-_MODE: Final = 0o600
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -197,7 +195,7 @@ def _new_key(minutes: float) -> Key:
 
 
 def _new_text() -> str:
-    return secrets.token_urlsafe(_SECRET_BYTES)
+    return secrets.token_urlsafe(6)
 
 
 @contextmanager
@@ -220,7 +218,7 @@ def _changing(path: Path) -> Iterator[None]:
 
 def _write(path: Path, keys: Keys) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(opened, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(keys), indent=2))

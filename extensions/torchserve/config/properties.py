@@ -45,7 +45,14 @@ def read_properties(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path}: {error}", hint="write the character, or four digits") from error
 
 
-def write_properties(values: Mapping[str, str]) -> str:
+def write_properties(path: Path, values: Mapping[str, str]) -> None:
+    """Write a properties file, which appears when it is complete."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(properties_text(values), encoding="ascii")
+    temporary.replace(path)
+
+
+def properties_text(values: Mapping[str, str]) -> str:
     """Return the text of a properties file, in ASCII."""
     return "".join(
         f"{_escaped(key, spaces=True)}={_escaped(value)}\n" for key, value in values.items()

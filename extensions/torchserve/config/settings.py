@@ -149,9 +149,7 @@ def read_config(path: Path) -> TorchServeConfig:
 
 def write_config(path: Path, config: TorchServeConfig) -> None:
     """Write a configuration as a properties file, which appears when it is complete."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(write_properties(config_values(config)), encoding="ascii")
-    temporary.replace(path)
+    write_properties(path, config_values(config))
 
 
 def config_values(config: TorchServeConfig) -> dict[str, str]:

@@ -131,8 +131,5 @@ def write_snapshot(
         REVISION_KEY: revision,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    temporary = folder / f".{name}.new"
-    temporary.write_text(write_properties(written), encoding="ascii")
-    temporary.replace(path)
-    return path
+    write_properties(folder / name, written)
+    return folder / name

@@ -18,7 +18,6 @@ from headrace.errors import ConfigError
 
 #: TorchServe's own handlers.
 BUILTINS: Final = "ts.torch_handler"
-DEFAULT_FUNCTION: Final = "handle"
 
 
 class Entry(NamedTuple):
@@ -44,7 +43,7 @@ def load_entry(target: str, function: str, folder: Path) -> Entry:
         ConfigError: it does not exist, its import failed, or it has neither.
     """
     module = _module(target, folder)
-    name = function or DEFAULT_FUNCTION
+    name = function or "handle"
     found = getattr(module, name, None)
     if callable(found) and not isinstance(found, type):
         return Entry(functools.partial(found, None), found)

@@ -25,7 +25,6 @@ from headrace.response import HEADER_NAME, ErrorResponse, ResponseDetails, check
 
 _SHOWN_CHARS: Final = 500
 _OK: Final = 200
-_ERROR: Final = 400
 #: What a handler may set as a status.
 STATUSES: Final = range(200, 1000)
 #: The header by which TorchServe marks a reply in pieces.
@@ -80,7 +79,7 @@ def result_of(value: Any, reply: Reply) -> Any:
         return error
     except (TypeError, ValueError, RecursionError) as error:
         return HandlerError(f"the handler's result cannot be sent: {error}")
-    if reply.status >= _ERROR:
+    if reply.status >= 400:
         return _failed(body, reply, headers)
     if reply.status == _OK and not headers:
         return body.data.decode() if body.kind is Kind.TEXT else body.data

@@ -19,7 +19,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from extensions.torchserve.config.metrics_config import BUCKETS, MetricSpec, MetricType
-from extensions.torchserve.redis import keys, script
+from extensions.torchserve.logs.lines import Labels
+from extensions.torchserve.redis import script
 from headrace.redis.scripts import Arg, Command
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ KEEP_S: Final = 3600.0
 #: The metrics of no model.
 NO_MODEL: Final = ""
 
-Labels = tuple[tuple[str, str], ...]
 _encode: Final = msgspec.json.encode
 _field_of: Final = msgspec.json.Decoder(tuple[str, str, str, str, list[tuple[str, str]]]).decode
 
@@ -147,11 +147,6 @@ class TorchServeTotals:
                 self._series_max,
                 extra={"model": model},
             )
-
-
-def read_commands(members: Iterable[str]) -> list[Command]:
-    """Return the commands that read the metrics of members of `hr:ts`."""
-    return [("HGETALL", keys.metrics(member)) for member in members]
 
 
 def read_series(member: str, fields: Mapping[bytes, bytes]) -> list[Series]:

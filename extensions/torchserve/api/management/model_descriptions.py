@@ -17,6 +17,7 @@ from extensions.torchserve.config.manifest import read_manifest, read_settings
 from extensions.torchserve.config.model_config import AT_START, RUNTIME, TOO_SMALL, URL
 from extensions.torchserve.metrics.recorder import FIRST_WORKER
 from headrace.config.model.catalog import ModelConfig
+from headrace.config.settings import MIB
 from headrace.observability.worker_report import (
     Figures,
     ModelState,
@@ -31,10 +32,8 @@ _READY: Final = "ready"
 _FAILED: Final = "failed"
 #: TorchServe has no other state for a worker that is not ready.
 _NOT_READY: Final = "UNLOADING"
-_MIB: Final = 1024 * 1024
 _NO_GPU: Final = "N/A"
 _CUDA: Final = "cuda"
-_RETRY_S: Final = 300
 
 
 class Serving(NamedTuple):
@@ -128,13 +127,6 @@ def worker_range(options: Mapping[str, Any]) -> tuple[int, int]:
     return options.get("min_replicas", 1), most
 
 
-def _is_of_start(model: RegisteredModel) -> bool:
-    """Return whether the server has started with the model; TorchServe has no answer by version."""
-    return any(
-        one.declared is not None or details_of(one).get(AT_START) for one in model.versions.values()
-    )
-
-
 async def _pending(services: Services, model: RegisteredModel) -> dict[str, Pending]:
     versions = list(model.versions)
     queues = [keys.version_queue(model.name, version) for version in versions]
@@ -196,7 +188,11 @@ def _description(
         **_limits(options, settings),
         **_devices(options, settings, serving),
         **_features(settings),
-        "loadedAtStartup": _is_of_start(model),
+        # TorchServe has no answer by version.
+        "loadedAtStartup": any(
+            each.declared is not None or details_of(each).get(AT_START)
+            for each in model.versions.values()
+        ),
         "workers": _workers(serving, least, one.options.get("total_replicas")),
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.max_queue_depth - pending.waiting),
@@ -217,7 +213,7 @@ def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]
         "responseTimeout": round(options.timeout_s),
         "startupTimeout": round(options.load_timeout_s),
         **(options.options.get(TOO_SMALL) or {}),
-        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", _RETRY_S),
+        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", 300),
         "clientTimeoutInMills": _number(settings, "clientTimeoutInMills", 0),
     }
 
@@ -322,7 +318,7 @@ def _gpu_usage(serving: Serving, pid: int) -> str:
     return (
         f"gpuId::{number} utilization.gpu [%]::{busy} % "
         f"utilization.memory [%]::{round(100 * used / total) if total else 0} % "
-        f"memory.used [MiB]::{own // _MIB} MiB"
+        f"memory.used [MiB]::{own // MIB} MiB"
     )
 
 

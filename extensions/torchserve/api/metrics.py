@@ -16,9 +16,9 @@ from api.services import Services
 from extensions.torchserve.api.parts import config_of, parts_of
 from extensions.torchserve.config.metrics_config import BUCKETS, LEGACY, MetricSpec, MetricType
 from extensions.torchserve.config.settings import TorchServeConfig
-from extensions.torchserve.logs.lines import number
+from extensions.torchserve.logs.lines import Labels, number
 from extensions.torchserve.metrics.recorder import device_values, host_values, version_labels
-from extensions.torchserve.metrics.totals import Labels, Series, merged
+from extensions.torchserve.metrics.totals import Series, merged
 from extensions.torchserve.redis.keys import METRICS, metrics
 from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import WorkerReport

@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import cast
 
 from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
@@ -21,10 +21,6 @@ from extensions.torchserve.api.replies import json_reply
 from extensions.torchserve.config.key_file import KeyKind, KeyReader, renew
 from headrace.access.api_key import Scope
 from headrace.errors import ConfigError, Unauthorized
-
-#: Begins the text of an API key of Headrace.
-_OWN: Final = "hr_"
-_Renewed = Literal["management", "inference"]
 
 
 async def check(services: Services, request: Request, kind: TokenKind) -> None:
@@ -81,15 +77,15 @@ async def new_token(services: Services, request: Request) -> Answer:
     else:
         _check_token(services, request, "API")
     kind = read_query(request).text("type")
-    for known in get_args(_Renewed):
-        if kind == known:
-            try:
-                return json_reply(renew(config.key_file, known, config.token_expiration_min))
-            except ConfigError as error:
-                raise TorchServeError(INVALID_KEY, error.message) from None
-    raise TorchServeError(
-        INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
-    )
+    if kind not in ("management", "inference"):
+        raise TorchServeError(
+            INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
+        )
+    try:
+        key = renew(config.key_file, cast("KeyKind", kind), config.token_expiration_min)
+        return json_reply(key)
+    except ConfigError as error:
+        raise TorchServeError(INVALID_KEY, error.message) from None
 
 
 def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
@@ -128,4 +124,4 @@ def _bearer(request: Request) -> str:
 
 
 def _has_own(request: Request) -> bool:
-    return request.has(b"x-api-key") or _bearer(request).startswith(_OWN)
+    return request.has(b"x-api-key") or _bearer(request).startswith("hr_")

@@ -107,7 +107,7 @@ def static_keys(environ: Mapping[str, str]) -> dict[KeyKind, str]:
     return {kind: environ[name] for name, kind in STATIC_KEYS.items() if environ.get(name)}
 
 
-def renew(path: Path, kind: Literal["management", "inference"], minutes: float) -> Key:
+def renew(path: Path, kind: KeyKind, minutes: float) -> Key:
     """Replace a key in the file, and return the new one. A key that does not expire stays.
 
     Raises:

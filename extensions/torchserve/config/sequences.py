@@ -11,7 +11,6 @@ from extensions.torchserve.config.settings import TorchServeConfig
 PREFIX: Final = "ts-seq-"
 #: Each request of a sequence looks at those that wait before it.
 MAX_WAITING: Final = 1000
-_YES: Final = "true"
 
 
 class SequenceKeys(NamedTuple):
@@ -42,7 +41,7 @@ class SequenceKeys(NamedTuple):
         """
         if self.id_of(headers):
             return headers
-        return {**headers, self.id: f"{PREFIX}{name}", self.start: _YES}
+        return {**headers, self.id: f"{PREFIX}{name}", self.start: "true"}
 
     def ended_by(self, headers: Mapping[str, Any]) -> list[str]:
         """Return the sequences that a reply with these headers ends."""

@@ -44,8 +44,6 @@ UNUSED_KEYS: Final = frozenset(
         "use_native_io", "vmargs",
     }
 )  # fmt: skip
-#: TorchServe takes these words for `ts_open_inference_protocol`.
-_OPEN_INFERENCE: Final = {"oip": "true"}
 
 
 class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +54,6 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         metrics_mode: `log` writes metrics to the log files; `prometheus` serves them too; `legacy`
             serves the `ts_` counters only.
         metrics_config: the metrics.yaml of the user; None for TorchServe's own set.
-        model_metrics_auto_detect: accept metrics that metrics.yaml does not name.
         metric_time_interval: seconds between two samples of the host.
         default_workers_per_model: model processes of a registration that gives no number.
         default_response_timeout: seconds for which a request may run.
@@ -65,18 +62,12 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         job_queue_size: the most requests that wait for one version.
         max_request_size, max_response_size: bytes.
         limit_max_image_pixels: keep Pillow's limit on the size of images.
-        decode_input_request: parse JSON and text for the handler.
-        default_service_handler: the handler of archives that name none.
         service_envelope: the envelope of all handlers: body, json, kserve or kservev2.
         allowed_urls: regular expressions, separated by commas; one must match a model's URL.
-        cors_allowed_origin, cors_allowed_methods, cors_allowed_headers: the headers of the answers
-            to pages of other origins.
         blacklist_env_vars: a regular expression for variables that no model process receives.
         token_expiration_min: minutes for which the tokens of key_file.json hold.
         enable_model_api: models may be registered and unregistered over HTTP.
         ts_open_inference_protocol: serve the paths below `/v2`.
-        ts_header_key_sequence_id, ts_header_key_sequence_start, ts_header_key_sequence_end: names
-            of headers.
         load_models: the models that are loaded at the start: `all`, or names and `name=archive`.
         models: the settings of models by name and version, as `models` has them.
         snapshot_folder: where snapshots of the configuration are written; None for no snapshots.
@@ -197,8 +188,8 @@ def _value(key: str, text: str, kind: Any) -> Any:
             return msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, Any]]])
         except (msgspec.MsgspecError, UnicodeEncodeError) as error:
             raise ValueError(f"expected JSON of models and versions: {error}") from error
-    if key == "ts_open_inference_protocol":
-        text = _OPEN_INFERENCE.get(text.lower(), text)
+    if key == "ts_open_inference_protocol" and text.lower() == "oip":
+        text = "true"  # as TorchServe takes it
     if get_origin(kind) is Literal:
         text = text.lower()
         *some, last = filter(None, get_args(kind))

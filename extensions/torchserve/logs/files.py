@@ -36,7 +36,6 @@ from headrace.errors import ConfigError
 
 MAX_BYTES: Final = 100_000_000
 KEPT: Final = 5
-TS_LOG: Final = "ts_log.log"
 #: The file of a logger, whether it is in the folder of the metrics, and whether its lines have
 #: the time and the text only.
 _FILES: Final = {
@@ -109,7 +108,7 @@ class LogFiles:
         try:
             for folder in (config.log_location, config.metrics_location):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._all = LogFile(config.log_location / TS_LOG)
+            self._all = LogFile(config.log_location / "ts_log.log")
             self._of = {
                 logger.encode(): (
                     LogFile((config.metrics_location if metrics else config.log_location) / name),

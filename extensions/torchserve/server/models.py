@@ -47,7 +47,6 @@ from headrace.registry.store import RegistryStore
 BY: Final = "headrace torchserve --start"
 #: The model processes of a model for which nothing gives a number.
 DEFAULT_WORKERS: Final = 1
-_NAME: Final = re.compile(MODEL_NAME)
 
 
 class Start(NamedTuple):
@@ -200,7 +199,7 @@ class StartReader:
 
 
 def _check_name(name: str, source: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise ConfigError(
             f"{source}: the name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not "
             f"begin with . or -, unlike {name[:64]!a}",

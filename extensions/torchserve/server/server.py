@@ -50,7 +50,6 @@ from headrace.server.up import Up, UpOptions
 STARTED: Final = "Model server started."
 #: Below the state directory: what the other processes read.
 CONFIG_NAME: Final = "torchserve.properties"
-MODELS_NAME: Final = "torchserve.yaml"
 _LOOK_S: Final = 0.2
 #: A worker loads its models within their time limits, and starts itself before.
 _WORKER_START_S: Final = 60.0
@@ -211,7 +210,7 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     first = launch.addresses[0]
     found = {
         "HEADRACE_TORCHSERVE": str(state / CONFIG_NAME),
-        "HEADRACE_MODELS_FILE": str(state / MODELS_NAME),
+        "HEADRACE_MODELS_FILE": str(state / "torchserve.yaml"),
         "HEADRACE_STATE_DIR": str(state),
         "HEADRACE_LOG_FORMAT": environ.get("HEADRACE_LOG_FORMAT") or LOG_FORMAT,
         "HEADRACE_MODEL_STORE": str(launch.model_store),

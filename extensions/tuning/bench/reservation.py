@@ -22,7 +22,6 @@ from headrace.errors import ConfigError, HeadraceError, ModelNotFound
 
 #: The folder of the user's state, as the XDG Base Directory Specification has it.
 _ENV_STATE: Final = "XDG_STATE_HOME"
-_NAME_CHARS: Final = 16
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +106,7 @@ def reserved(where: str, model: str, holder: str) -> Iterator[Reservation]:
         ConfigError: another process has reserved it, the file cannot be written, or there is no
             folder for it.
     """
-    name = hashlib.sha256(f"{where} {model}".encode()).hexdigest()[:_NAME_CHARS]
+    name = hashlib.sha256(f"{where} {model}".encode()).hexdigest()[:16]
     path = _folder() / f"{name}.json"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 import typer
 
-from extensions.tuning.cli.arguments import budget_seconds, check_folder, own_model, write_file
+from extensions.tuning.cli.arguments import (
+    budget_seconds,
+    check_folder,
+    json_text,
+    own_model,
+    write_file,
+)
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
     from headrace.config.model.optimize import Optimize
 
 ROUNDS: Final = 10
-SIZES_MAX: Final = 64
 #: The part of a time limit in which variants are built and loaded. Each has its first rounds then.
 _LOADING: Final = 0.85
 
@@ -92,7 +97,7 @@ def optimize(
             keep=keep,
         )
     )
-    for path, text in ((json_file, page.as_json), (html, page.html)):
+    for path, text in ((json_file, json_text), (html, page.html)):
         if path is not None:
             write_file(path, text(comparison))
     _print(comparison)
@@ -241,7 +246,7 @@ def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
         sizes = sorted({int(one) for one in text.split(",")})
     except ValueError:
         sizes = []
-    if not sizes or sizes[0] < 1 or len(sizes) > SIZES_MAX or sizes[-1] > config.max_batch_size:
+    if not sizes or sizes[0] < 1 or len(sizes) > 64 or sizes[-1] > config.max_batch_size:
         raise ConfigError(
             f"--sizes: {text!r} is no list of batch sizes up to max_batch_size, "
             f"{config.max_batch_size}",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from extensions.tuning.cli.arguments import json_text
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import client_of
@@ -106,8 +107,7 @@ class _Results:
         self.lines.append(report_row(case, measured, rows))
         self.failed = self.failed or bool(measured.loads[-1].refused)
         write_report(self._folder / "ab_report.csv", self.lines)
-        text = msgspec.json.format(msgspec.json.encode(measured), indent=1)
-        (self._folder / f"{case.name}.json").write_bytes(text + b"\n")
+        (self._folder / f"{case.name}.json").write_text(json_text(measured))
 
     def write_reports(self) -> None:
         """Write the reports of all measurements."""

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from headrace.config.model.optimize import Optimize
 
 _BUDGET: Final = "20m"
-_PRIVATE: Final = "private"
 #: The batch sizes of the calibration, and how many batches of each.
 SIZES: Final = (1, 4, 16, 64)
 #: The batch sizes of a calibration that has less time than this.
@@ -84,7 +83,7 @@ def tune(
         sent, described = _inputs(inputs, subject.example, model)
         plan = tuning.Plan(
             model=model, objective=objective, budget_s=budget_s, present=subject.present,
-            folder=folder, input=described, where=url or _PRIVATE,
+            folder=folder, input=described, where=url or "private",
             models_file=subject.models_file, resume=resume,
         )  # fmt: skip
         report = _tuned(subject, plan, inputs, sent)
@@ -172,10 +171,13 @@ def _catalog(models: Path | None) -> tuple[Catalog, Path]:
 def _of_models_file(
     catalog: Catalog, config: ModelConfig, reservation: Reservation, state_dir: Path
 ) -> _Subject:
+    from extensions.tuning.tune.tuning import OPTIONS
+
+    present = {name: msgspec.to_builtins(getattr(config, name, None)) for name in OPTIONS}
     return _Subject(
         model=config.name,
         reservation=reservation,
-        present=_present(config),
+        present=present | ({"replicas": "auto"} if config.auto_replicas else {}),
         example=_example(msgspec.to_builtins(config.inputs) if config.inputs else None),
         load_timeout_s=config.load_timeout_s,
         written=dict(catalog.written[config.name]),
@@ -183,13 +185,6 @@ def _of_models_file(
         config=config,
         state_dir=state_dir,
     )
-
-
-def _present(config: ModelConfig) -> dict[str, Any]:
-    from extensions.tuning.tune.tuning import OPTIONS
-
-    found = {name: msgspec.to_builtins(getattr(config, name, None)) for name in OPTIONS}
-    return found | ({"replicas": "auto"} if config.auto_replicas else {})
 
 
 def _on_server(client: Client, model: str, reservation: Reservation) -> _Subject:
@@ -336,13 +331,11 @@ class _Calibration:
 def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:
     from extensions.tuning.bench.load.targets import target_for
 
-    key, ca_file = ("" if private else os.environ.get(name, "") for name in _ACCESS)
+    names = ("HEADRACE_API_KEY", "HEADRACE_CA_FILE")
+    key, ca_file = ("" if private else os.environ.get(name, "") for name in names)
     return target_for(
         "headrace", address, model, sent, api_key=key, ca_file=ca_file, described=described
     )
-
-
-_ACCESS: Final = ("HEADRACE_API_KEY", "HEADRACE_CA_FILE")
 
 
 def _example(section: dict[str, Any] | None) -> Any:

@@ -44,7 +44,6 @@ _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
-_LOG_BYTES: Final = 4000
 #: The prefix of the folder of one server.
 _STATE: Final = "state-"
 
@@ -196,7 +195,8 @@ class PrivateDeployment(Deployment):
                     unserved = found.unserved or ""
                     if found.state == "failed":
                         raise NotServed(last_line(found.error or ""))
-                    if found.ready_replicas >= max(1, _number(found.replicas)):
+                    wanted = found.replicas if isinstance(found.replicas, int) else 1
+                    if found.ready_replicas >= max(1, wanted):
                         return found
                 # Before the worker runs no worker can host the model.
                 if unserved and waited_s > _UNSERVED_S:
@@ -236,7 +236,7 @@ class PrivateDeployment(Deployment):
 
     def _last_lines(self) -> str:
         try:
-            return last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
+            return last_line(self._log.read_bytes()[-4000:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
 
@@ -283,7 +283,3 @@ class RunningServer(Deployment):
 
     def _set(self, options: dict[str, Any]) -> None:
         apply_options(self._client, self._model, options, self._timeout_s)
-
-
-def _number(replicas: Any) -> int:
-    return replicas if isinstance(replicas, int) else 1

@@ -46,8 +46,6 @@ _LONGEST: Final = 0.2
 #: Of a load that was too high, results come at about the rate that the server can do.
 _MARGIN: Final = 1.05
 
-_MEASUREMENTS: Final = "measurements"
-
 #: A repeated trial knows its rate, so it takes this part of the time of the first one.
 _REPEATED: Final = 0.75
 
@@ -220,12 +218,12 @@ class Trials:
 
     def _kept(self, candidate: Candidate, measured: Measurement) -> str:
         """Write all figures of a confirmation; return the name of the file in the folder."""
-        folder = self._journal.path.parent / _MEASUREMENTS
+        folder = self._journal.path.parent / "measurements"
         folder.mkdir(exist_ok=True)
         place = list(self._known).index(candidate.key) + 1
         name = f"{place}-{sum(1 for _ in folder.glob(f'{place}-*.json')) + 1}.json"
         (folder / name).write_bytes(msgspec.json.encode(measured))
-        return f"{_MEASUREMENTS}/{name}"
+        return f"measurements/{name}"
 
     def _fits(self, length_s: float) -> None:
         # At a low rate a load takes minutes.
@@ -243,9 +241,6 @@ def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
     met = [load for load in measured.loads if load.verdict is not None and load.verdict.met]
     rate = peak.rate if peak is not None else 0.0
     high = peak.high if peak is not None else None
-    cut = ""
-    if rate < floor:
-        cut = f"less than {floor:.1f}/s"
     if not rate and high is not None and measured.loads:
         high = min(high, measured.loads[-1].rate * _MARGIN)
     return Trial(
@@ -253,7 +248,7 @@ def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
         rate=rate,
         low=rate,
         high=high,
-        cut=cut,
+        cut=f"less than {floor:.1f}/s" if rate < floor else "",
         loads=len(measured.loads),
         p99_ms=met[-1].latency.p99 if met else 0.0,
     )

@@ -143,7 +143,6 @@ def tune(
 
 
 def _served(deployment: Deployment, progress: Progress) -> Model:
-    """Serve the model with its present options, and return it."""
     progress.on_text("starts the model with its present options")
     try:
         return deployment.use(Candidate(label="", options={}))

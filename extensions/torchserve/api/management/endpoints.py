@@ -61,7 +61,6 @@ from headrace.registry.model import (
 )
 
 _PAGE: Final = 100
-_ALL: Final = "all"
 #: The headers of a request by which a handler knows that it is asked for its description.
 _ASKED: Final = {"describe": "True", "explain": "False", "url_path": ""}
 #: How much longer than a job may run a request waits for it.
@@ -123,7 +122,7 @@ async def describe_model(
 ) -> Answer:
     """Describe the default version of a model, another one, or all of them."""
     model = model_of(await registry_of(services).read(), name)
-    if version == _ALL:
+    if version == "all":
         return json_reply(await describe(services, model, list(model.versions)))
     version = version_of(model, version)
     metadata = None

@@ -37,11 +37,6 @@ from headrace.models.store import lock_path
 
 #: The beginning of the name of a file that is being fetched into the model store.
 PARTIAL: Final = ".headrace-fetch-"
-#: Of a file that `Found.keep` has named: this name, and the one before.
-_NAMES: Final = 2
-_ZIP_BEGIN: Final = b"PK"
-_TARS: Final = (".tar.gz", ".tgz")
-_SHOWN_CHARS: Final = 200
 
 
 class Found(NamedTuple):
@@ -92,7 +87,7 @@ class Found(NamedTuple):
 
 def shown(text: str) -> str:
     """Return a text of a client for a message."""
-    return ascii(text[:_SHOWN_CHARS])
+    return ascii(text[:200])
 
 
 def interrupted(store: Path | None) -> list[Path]:
@@ -214,12 +209,10 @@ def _name(file: Path, target: Path) -> None:
     """
     try:
         os.link(file, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
+    except OSError:
         if target.exists():
             raise FileExistsError from None
-        file.rename(target)
+        file.rename(target)  # a file system without links
 
 
 def _exists(target: Path) -> TorchServeError:
@@ -256,7 +249,8 @@ def _partial(target: Path) -> Iterator[Path]:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     except BaseException:
-        if os.fstat(opened).st_nlink < _NAMES:
+        # `Found.keep` gives a file a second name.
+        if os.fstat(opened).st_nlink < 2:
             path.unlink(missing_ok=True)
         raise
     else:
@@ -270,8 +264,8 @@ def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:
     try:
         if url[:5].lower() == "file:":
             _copy(settings, url, file)
-            return
-        download(settings, allowed, url, file)
+        else:
+            download(settings, allowed, url, file)
     except ConfigError as error:
         raise _no_download(url, error.message) from None
     except (OSError, ValueError) as error:
@@ -324,10 +318,10 @@ def _read(
 
 
 def _is_no_zip(path: Path) -> bool:
-    if not is_archive(path.name) or path.name.lower().endswith(_TARS):
+    if not is_archive(path.name) or path.name.lower().endswith((".tar.gz", ".tgz")):
         return False
     with path.open("rb") as file:
-        return file.read(len(_ZIP_BEGIN)) != _ZIP_BEGIN
+        return file.read(2) != b"PK"
 
 
 def _text(error: ConfigError, path: Path, source: str) -> str:

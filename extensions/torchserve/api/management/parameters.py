@@ -15,8 +15,6 @@ from extensions.torchserve.api.errors import BAD_REQUEST, TorchServeError
 from headrace.config.yaml_file import BoundedLoader
 
 BODY_LIMIT_BYTES: Final = 64 * 1024
-_TRUE: Final = "true"
-_SHOWN_CHARS: Final = 40
 #: The largest integer that TorchServe reads.
 _INT_MAX: Final = 2**31 - 1
 _INT_DIGITS: Final = len(str(_INT_MAX))
@@ -50,7 +48,7 @@ class Parameters:
         if number is None or -_INT_MAX <= number <= most:
             return number
         limit = f"{most:,} is the largest number" if number > 0 else f"the least is {-_INT_MAX:,}"
-        given = self._values[name].strip()[:_SHOWN_CHARS]
+        given = self._values[name].strip()[:40]
         raise TorchServeError(
             BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
         )
@@ -67,7 +65,7 @@ class Parameters:
     def flag(self, name: str, default: bool) -> bool:
         """Return whether a parameter is `true`; any other text is false."""
         text = self._values.get(name)
-        return default if text is None else text.strip().lower() == _TRUE
+        return default if text is None else text.strip().lower() == "true"
 
 
 def read_query(request: Request) -> Parameters:

@@ -57,8 +57,6 @@ from headrace.registry.model import Change, Registry, register, withdraw
 
 #: The runtimes that a request may name, and TorchServe's one for handlers in C++.
 _RUNTIMES: Final = ("python", "python3")
-_CPP: Final = "LSP"
-_NAME: Final = re.compile(MODEL_NAME)
 #: After these, no model is registered. After another error, Redis may have made the change.
 _REFUSALS: Final = (TorchServeError, BrokerFull, Conflict, InvalidRequest)
 
@@ -185,7 +183,7 @@ def _check_runtime(parameters: Parameters) -> None:
     runtime = parameters.text("runtime")
     if runtime is None or runtime in _RUNTIMES:
         return
-    if runtime == _CPP:
+    if runtime == "LSP":
         why = "handlers in C++ cannot run here. Give the archive one in Python"
     else:
         why = f"no handler runs in it. Send one of {', '.join(_RUNTIMES)}"
@@ -231,7 +229,7 @@ def _name(parameters: Parameters, found: Found) -> str:
             f"{found.source}: the model has no name. Send one as model_name, or write modelName "
             "into the manifest",
         )
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise TorchServeError(
             BAD_REQUEST,
             f"{shown(name)} cannot be the name of a model, which has 1 to 64 of A-Z a-z 0-9 _ . - "

@@ -75,7 +75,6 @@ _ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")
 _SECRETS: Final = frozenset({b"authorization", b"x-api-key"})
 _MODEL_NAME: Final = "model_name"
 #: What a handler finds among the headers.
-_URL_PATH: Final = "url_path"
 _EXPLAIN: Final = "explain"
 _LENGTH: Final = b"content-length"
 
@@ -230,7 +229,7 @@ def _validated(
             request, body, limit_bytes,
             decode=config.decode_input_request, with_query=target.with_query,
         )  # fmt: skip
-        added = {_URL_PATH: target.url_path, _EXPLAIN: str(target.explain)}
+        added = {"url_path": target.url_path, _EXPLAIN: str(target.explain)}
         if not request.header(_LENGTH):
             # TorchServe adds it to a request without one, such as a GET.
             added[_LENGTH.decode()] = str(len(body))

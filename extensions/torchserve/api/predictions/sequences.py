@@ -32,7 +32,6 @@ from headrace.redis.scripts import Arg
 from headrace.response import split_details
 
 _US_PER_MS: Final = 1000
-_SHOWN_CHARS: Final = 64
 
 
 async def take_request(services: Services, validated: ValidatedRequest) -> ValidatedRequest:
@@ -74,7 +73,7 @@ async def _take(
         )
     raise TorchServeError(
         UNAVAILABLE,
-        f"the sequence {sequence[:_SHOWN_CHARS]!r} of model {model.name} has {count} requests that "
+        f"the sequence {sequence[:64]!r} of model {model.name} has {count} requests that "
         f"have not ended, and maxSequenceJobQueueSize lets {limits.waiting} wait. Send the next "
         "one when one of them has its answer",
     )

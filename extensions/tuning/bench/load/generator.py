@@ -70,7 +70,6 @@ class Alarm:
 CONNECTIONS_MAX: Final = 4000
 #: The most requests of one generator that have no answer yet; a load with more cannot be sent.
 UNDER_WAY_MAX: Final = 200_000
-_FILES_LEFT: Final = 64
 #: Late requests are sent in groups of this size, so that answers are read in between.
 _GROUP: Final = 32
 _TICK_S: Final = 0.02
@@ -204,7 +203,7 @@ class Generator:
         """Send the load, wait for its answers, and return what was seen."""
         self._loop = asyncio.get_running_loop()
         self._done = self._loop.create_future()
-        self._most = min(CONNECTIONS_MAX, _open_files() - _FILES_LEFT)
+        self._most = min(CONNECTIONS_MAX, _open_files() - 64)
         # uvloop wakes up to a millisecond early. A request due before the start would not count.
         while (left_s := self._start - time.monotonic()) > 0:  # noqa: ASYNC110 - it is a time
             await asyncio.sleep(left_s)

@@ -21,8 +21,6 @@ _SLOWER_S: Final = 0.05
 _SLOWER: Final = 3.0
 _IDLE_MAX_S: Final = 120.0
 _PAUSE_S: Final = 0.2
-_SHOWN: Final = 300
-_TIMEOUT_S: Final = 30.0
 #: Answers of a server that still has too much to do.
 _BUSY: Final = frozenset({429, 503})
 
@@ -175,7 +173,7 @@ class Probe:
             if answer.status == http.HTTPStatus.OK:
                 return job_error(decoded(answer, Job))
             return error_of(answer, problem_of(answer))
-        shown = answer.body[:_SHOWN].decode("utf-8", "replace").strip()
+        shown = answer.body[:300].decode("utf-8", "replace").strip()
         error = UnexpectedAnswer(f"{self._target.url} answered {answer.status}: {shown}")
         error.status = answer.status
         return error
@@ -198,4 +196,4 @@ def tensor_of(url: str, model: str, version: str, ca_file: str = "") -> str:
         HeadraceError: it refuses the request.
     """
     target = target_for("triton", url, model, [], version=version, ca_file=ca_file)
-    return triton_tensor(Probe(target, _TIMEOUT_S).metadata())
+    return triton_tensor(Probe(target, 30.0).metadata())

@@ -149,12 +149,8 @@ def difference(
     better = higher is more_is_better
     word = "better" if better else "worse"
     change = "higher" if higher else "lower"
-    times = f"{_percent(ratio)} {change}: {word}" if ratio is not None else f"{change}: {word}"
-    return Difference(load, figure, before, after, ratio, times, better)
-
-
-def _percent(ratio: float) -> str:
-    return f"{number(abs(ratio - 1) * 100)} %"
+    by = f"{number(abs(ratio - 1) * 100)} % " if ratio is not None else ""
+    return Difference(load, figure, before, after, ratio, f"{by}{change}: {word}", better)
 
 
 def _limits(before: Measurement, after: Measurement) -> list[str]:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from queue import Empty, Full, Queue
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -98,17 +100,11 @@ def _printed(stream: IO[str] | None) -> Iterator[str]:
 
 
 def _keep(lines: Iterator[str], kept: Queue[str | None]) -> None:
-    for line in lines:
-        _put(kept, line)
-    _put(kept, None)
-
-
-def _put(kept: Queue[str | None], line: str | None) -> None:
-    while True:
-        try:
-            return kept.put_nowait(line)
-        except Full:
+    for line in chain(lines, [None]):
+        while True:
             try:
-                kept.get_nowait()
-            except Empty:
-                continue
+                kept.put_nowait(line)
+                break
+            except Full:
+                with suppress(Empty):
+                    kept.get_nowait()

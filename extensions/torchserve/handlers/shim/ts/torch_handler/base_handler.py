@@ -36,8 +36,6 @@ IPEX_AVAILABLE: Final = os.environ.get("TS_IPEX_ENABLE", "false") == "true" and 
 #: The module `intel_extension_for_pytorch`, if it is used.
 ipex: Any = importlib.import_module("intel_extension_for_pytorch") if IPEX_AVAILABLE else None
 
-_PROFILER_VARIABLE: Final = "ENABLE_TORCH_PROFILER"
-
 
 def setup_ort_session(model_pt_path: str, map_location: Any) -> Any:
     """Return a session of onnxruntime for a file, on the GPU if the model is there."""
@@ -223,7 +221,7 @@ class BaseHandler:
         """
         started = time.perf_counter()
         self.context = context
-        if os.environ.get(_PROFILER_VARIABLE, ""):
+        if os.environ.get("ENABLE_TORCH_PROFILER", ""):
             # An `initialize` of the class itself may leave it out.
             self.manifest = self.manifest or context.manifest
             output, _ = self._infer_with_profiler(data=data)

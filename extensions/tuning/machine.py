@@ -46,11 +46,7 @@ def load_facts() -> dict[str, Any]:
 
 
 def busy_warning(environment: Mapping[str, Any]) -> str:
-    """Return the warning with which a report begins; "" if the machine was quiet.
-
-    Args:
-        environment: that of the measurement, with `load_facts`.
-    """
+    """Return the warning of an environment with `load_facts`; "" if the machine was quiet."""
     load, cores = environment.get("load_before"), environment.get("host_cores")
     # Files that were written elsewhere may have anything.
     if not isinstance(load, int | float) or not isinstance(cores, int) or load < cores * _BUSY:

@@ -12,12 +12,7 @@ from extensions.torchserve.config.settings import TorchServeConfig
 
 @dataclass(frozen=True)
 class Parts:
-    """What the endpoints here share, besides the services.
-
-    Attributes:
-        tickets: the requests that this process has taken for each model that takes one only if a
-            model process is idle.
-    """
+    """What the endpoints here share; `tickets` counts requests by model for `useJobTicket`."""
 
     config: TorchServeConfig
     reporter: TorchServeReporter

@@ -34,11 +34,7 @@ STATIC_KEYS: Final[Mapping[str, KeyKind]] = {
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One key.
-
-    Attributes:
-        expires: when it expires, in ISO 8601 with the time zone; None for never.
-    """
+    """One key; it expires at an ISO 8601 time with its zone, or never."""
 
     key: Annotated[str, msgspec.Meta(min_length=1)]
     expires: str | None = msgspec.field(name="expiration time", default=None)

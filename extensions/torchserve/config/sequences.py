@@ -34,11 +34,7 @@ class SequenceKeys(NamedTuple):
         return _value(headers, self.id)
 
     def begun(self, headers: dict[str, Any], name: str) -> dict[str, Any]:
-        """Return the headers with an id; a request without one begins a sequence.
-
-        Args:
-            name: what follows PREFIX in the id of a new sequence.
-        """
+        """Return the headers with an id; a request without one begins a sequence of this name."""
         if self.id_of(headers):
             return headers
         return {**headers, self.id: f"{PREFIX}{name}", self.start: "true"}

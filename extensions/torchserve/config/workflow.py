@@ -84,11 +84,7 @@ class Node(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """A workflow.
-
-    Attributes:
-        handler: the file of its functions.
-    """
+    """A workflow; `handler` is the file of its functions."""
 
     name: str
     handler: str
@@ -108,11 +104,7 @@ class Workflow(NamedTuple):
         return [f"workflow:     {self.name}", *nodes]
 
     def document(self, folder: str) -> dict[str, Any]:
-        """Return the content of a models file with the workflow's models and its pipeline.
-
-        Args:
-            folder: where the workflow's own files are, relative to the models file.
-        """
+        """Return its models and its pipeline as a models file; `folder` has its own files."""
         return {
             "models": {self.model_name(node): self._section(node, folder) for node in self.nodes},
             "pipelines": {self.name: {"stages": dict(map(self._stage, self.nodes))}},

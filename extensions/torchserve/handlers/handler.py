@@ -68,11 +68,7 @@ SendPiece = Callable[[str, bytes, bytes], None]
 
 
 class TorchServeHandler(Handler):
-    """Calls `handle(data, context)` of an archive once per batch.
-
-    Args:
-        config: the settings of TorchServe; None to read them.
-    """
+    """Calls `handle(data, context)` of an archive once per batch."""
 
     #: TorchServe's rules for JSON and text differ from those of Headrace.
     raw_inputs = True

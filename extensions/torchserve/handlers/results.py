@@ -52,11 +52,7 @@ class Body(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """What a handler has set for one request, in addition to its result.
-
-    Attributes:
-        pieces: what it has sent before the result.
-    """
+    """What a handler has set for one request; its `pieces` were sent before the result."""
 
     status: int = _OK
     phrase: str | None = None

@@ -57,11 +57,7 @@ def log_files_of(config: TorchServeConfig, log_format: str) -> LogFiles | None:
 
 
 class LogFile:
-    """One file, opened for appending. Only one process may rotate it.
-
-    Args:
-        max_bytes: from this size on it is renamed.
-    """
+    """One file, opened for appending, up to `max_bytes`. Only one process may rotate it."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path

@@ -59,11 +59,7 @@ class Start(NamedTuple):
 
 
 class StartReader:
-    """Reads the archives of the models that the server starts with.
-
-    Args:
-        report: prints what is left out of `all`, and what is fetched.
-    """
+    """Reads the archives that the server starts with; reports what is left out or fetched."""
 
     def __init__(
         self,

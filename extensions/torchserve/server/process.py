@@ -30,11 +30,7 @@ def pid_file() -> Path:
 
 
 class Running(NamedTuple):
-    """The server that runs.
-
-    Attributes:
-        is_ours: whether it is Headrace; else it is TorchServe itself, which has the same pid file.
-    """
+    """The server that runs: Headrace, or TorchServe itself, which has the same pid file."""
 
     pid: int
     is_ours: bool

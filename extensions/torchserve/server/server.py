@@ -59,11 +59,7 @@ _NEEDED: Final = re.compile("HEADRACE_.*|PYTHON.*|PATH|CUDA_VISIBLE_DEVICES|LD_L
 
 
 class TorchServer(Up):
-    """One run of `headrace torchserve --start`.
-
-    Args:
-        ready_fd: where `start_in_background` waits for this server; None without one.
-    """
+    """One run of `headrace torchserve --start`; `start_in_background` waits at `ready_fd`."""
 
     def __init__(
         self, launch: Launch, environ: Mapping[str, str], ready_fd: int | None = None

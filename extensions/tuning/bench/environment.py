@@ -22,11 +22,7 @@ _GOVERNOR: Final = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
 
 
 def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]:
-    """Return facts about the host of the generator, and the digest of the model's options.
-
-    Args:
-        server_here: the server is on this host, so that the facts are its own too.
-    """
+    """Return facts about the host of the generator, and the digest of the options in force."""
     found: dict[str, Any] = {
         "host_is": "generator and server" if server_here else "generator only",
         "system": f"{platform.system()} {platform.release()}",

@@ -121,11 +121,7 @@ def verdict(requests: int, late: int, objective: Objective) -> Verdict:
 
 
 def rate_interval(counts: Sequence[int], length_s: float) -> tuple[float, float]:
-    """Return the 95 % interval of a rate by a bootstrap over windows of equal length.
-
-    Args:
-        counts: answers in each window.
-    """
+    """Return the 95 % interval of a rate by a bootstrap over the answers in equal windows."""
     if not counts:
         return 0.0, 0.0
     draw = random.Random(len(counts))  # noqa: S311 - repeatable on purpose

@@ -162,11 +162,7 @@ def _device(processor: Any) -> Literal["cpu", "cuda"]:
 
 
 def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the line of `ab_report.csv` for a case; what is not known is 0, as with TorchServe.
-
-    Args:
-        found: its measurement, of one load.
-    """
+    """Return the line of `ab_report.csv` for a case with one load; what is not known is 0."""
     load = found.loads[-1]
     queue = statistics.spread([sum(row.stages[:3]) for row in rows if row.stages])
     model = statistics.spread([sum(row.stages[3:6]) for row in rows if row.stages])

@@ -36,11 +36,7 @@ _PARTS: Final = (
 
 
 class Meter:
-    """Samples processes by part, from `start` to `stop`.
-
-    Args:
-        parts: the processes of each part, by pid.
-    """
+    """Samples processes by part, given by their pids, from `start` to `stop`."""
 
     def __init__(self, parts: Mapping[str, Iterable[int]]) -> None:
         import psutil

@@ -160,11 +160,7 @@ def _measure(
 
 
 class _Server:
-    """The server of a sweep. What an earlier sweep or tuning has left there is taken back first.
-
-    Args:
-        model: a registered model; None registers that of each case.
-    """
+    """The server of a sweep. What an earlier sweep or tuning has left there is taken back first."""
 
     def __init__(self, client: Client, model: str | None, file: Path, stack: ExitStack) -> None:
         from extensions.tuning.bench.reservation import reserved, take_back

@@ -108,11 +108,7 @@ def warning(text: str) -> Element | None:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[Child]], texts: Sequence[int] = (0,)
 ) -> Element:
-    """Return a table.
-
-    Args:
-        texts: the columns with text, which begin at the left.
-    """
+    """Return a table; the columns `texts` begin at the left."""
 
     def cells(tag: str, row: Sequence[Child]) -> list[Element]:
         return [

@@ -49,11 +49,7 @@ _STATE: Final = "state-"
 
 
 class Deployment(Protocol):
-    """Where trials run.
-
-    Attributes:
-        private: it is one of our own, which a trial may start again.
-    """
+    """Where trials run; a private one is our own, which a trial may start again."""
 
     url: str
     private: bool

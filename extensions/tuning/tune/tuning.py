@@ -68,11 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions that are called while a tuning runs.
-
-    Attributes:
-        on_trial: gets each trial and the name of its stage.
-    """
+    """Functions that are called while a tuning runs; with each trial comes its stage."""
 
     on_text: Callable[[str], None]
     on_trial: Callable[[Trial, str], None]

@@ -127,11 +127,7 @@ async def _until_in_snapshot(services: Services, generation: int) -> None:
 
 
 async def until_scaled(services: Services, name: str, version: str) -> tuple[ChangeState, str]:
-    """Wait until a version has the model processes that it should have, or cannot have them.
-
-    Returns:
-        The state, and the traceback of a failed load.
-    """
+    """Wait for the model processes of a version; return the state, and why a load has failed."""
     registry = registry_of(services)
     model = registry.registry.models.get(name)
     if model is None or version not in model.versions:
@@ -168,11 +164,7 @@ async def until_followed(services: Services, name: str) -> None:
 
 
 def load_failure(services: Services, name: str, version: str, error: str) -> TorchServeError:
-    """Return the error for a version that was not loaded.
-
-    Args:
-        error: the traceback; "" if the time was up.
-    """
+    """Return the error for a version that was not loaded; `error` is "" if the time was up."""
     reason = last_line(error)
     model = services.catalog.versions.get(name, {}).get(version)
     if reason:

@@ -168,11 +168,7 @@ def _description(
     reports: Collection[WorkerReport],
     files: tuple[dict[str, Any], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the description of one version.
-
-    Args:
-        files: the manifest and the settings in its folder.
-    """
+    """Return the description of one version; `files` are its manifest and its settings."""
     one = model.versions[version]
     options = config or ModelConfig(name=model.name)
     manifest, settings = files

@@ -266,11 +266,7 @@ def runs_torchserve(model: ModelConfig) -> bool:
 
 
 def handler_headers(services: Services, request: Request, added: Mapping[str, str]) -> bytes:
-    """Return the headers that a handler of TorchServe reads, as JSON: all that are no secret.
-
-    Args:
-        added: further ones, which win.
-    """
+    """Return the headers for a handler of TorchServe as JSON, without secrets; `added` ones win."""
     found = {
         name.decode("latin-1"): header_text(value)
         for name, value in request.headers

@@ -99,11 +99,7 @@ class _ReplyStream:
         self._follower.__exit__()
 
     async def wait_for_head(self) -> ResponseDetails | None:
-        """Wait for the first piece.
-
-        Returns:
-            The status and the headers of the reply; None if the job has ended without pieces.
-        """
+        """Return the head of a reply, with its first piece; None if the job ends without one."""
         # Without the log, the client gets the result as a whole.
         with contextlib.suppress(BrokerError, ResponseCutShort):
             if events := await self._next_events():

@@ -164,11 +164,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Generator:
-    """Sends one load.
-
-    Args:
-        start_at: the time of `time.monotonic` at which the load starts.
-    """
+    """Sends one load from a time of `time.monotonic` on."""
 
     def __init__(self, plan: Plan, start_at: float) -> None:
         self.requests = plan.target.requests
@@ -431,11 +427,7 @@ def _open_files() -> int:
 
 
 def generate(plan: Plan, start_at: float | None = None) -> Sent:
-    """Send a load in this thread, and return what was seen.
-
-    Args:
-        start_at: the time of `time.monotonic` at which it starts; None for now.
-    """
+    """Send a load in this thread, now or from a time of `time.monotonic`; return what was seen."""
     start_at = time.monotonic() if start_at is None else start_at
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):

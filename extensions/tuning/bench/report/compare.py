@@ -56,11 +56,7 @@ class Difference(NamedTuple):
 
 
 def compare(before: Measurement, after: Measurement) -> tuple[list[Difference], list[str]]:
-    """Compare two measurements.
-
-    Returns:
-        The figures of the loads that both have, and what limits the comparison, in sentences.
-    """
+    """Return the figures of the loads that both have, and in words what limits the comparison."""
     found = _peaks(before, after)
     others = _by_name(after.loads)
     limits = _limits(before, after)

@@ -16,11 +16,7 @@ HANDLER_METHODS: Final = ("preprocess", "inference", "postprocess")
 
 @dataclass
 class WorkerThread:
-    """A thread of a step.
-
-    Attributes:
-        event: is set when the thread ends.
-    """
+    """A thread of a step, whose event is set when it ends."""
 
     event: threading.Event
     thread: threading.Thread

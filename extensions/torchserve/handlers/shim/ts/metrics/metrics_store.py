@@ -13,11 +13,7 @@ from ts.metrics.metric_type_enum import MetricTypes
 
 
 class MetricsStore(Adders):
-    """Keeps the last value of each metric.
-
-    Args:
-        request_ids: the ids of the batch, by their places, or one id.
-    """
+    """Keeps the last value of each metric, with the batch's ids by their places, or one id."""
 
     def __init__(self, request_ids: Any, model_name: str | None) -> None:
         self.store: list[Metric] = []

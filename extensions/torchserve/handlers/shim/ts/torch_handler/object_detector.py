@@ -14,11 +14,7 @@ from ts.utils.util import map_class_to_label
 
 
 class ObjectDetector(VisionHandler):
-    """Returns the objects in an image: their boxes, labels and scores.
-
-    Attributes:
-        threshold: objects with a lower score are left out.
-    """
+    """Returns the boxes, labels and scores of objects whose score is `threshold` or more."""
 
     threshold: float = MIN_SCORE
     image_processing: Any = Compose([ToRGB(), ToTensor()])

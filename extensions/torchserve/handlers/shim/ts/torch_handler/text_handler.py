@@ -18,11 +18,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 
 class TextHandler(BaseHandler):
-    """Loads the vocabulary of a text model, and cleans texts.
-
-    Attributes:
-        source_vocab: the ids by token.
-    """
+    """Loads the vocabulary of a text model, the ids by token, and cleans texts."""
 
     source_vocab: Any = None
     tokenizer: Any = staticmethod(get_tokenizer("basic_english"))

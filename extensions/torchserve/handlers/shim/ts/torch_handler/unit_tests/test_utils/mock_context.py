@@ -13,11 +13,7 @@ from ts.utils.util import get_yaml_config
 
 
 class MockContext:
-    """The context of a model in a folder.
-
-    Attributes:
-        explain: whether requests after the first ask for an explanation.
-    """
+    """The context of a model in a folder; with `explain`, later requests ask for an explanation."""
 
     def __init__(
         self,

@@ -56,7 +56,6 @@ def read(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
     """Return the model of a folder with a manifest.
 
     Args:
-        label: the source, in messages.
         given: the keys that the models file sets itself.
 
     Raises:

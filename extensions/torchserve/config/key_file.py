@@ -75,11 +75,6 @@ def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None =
     Keys of an existing file stay if it has an inference or a management key that does not expire:
     then an operator has written it.
 
-    Args:
-        path: the file; only its owner can read it.
-        minutes: for how long new keys are valid.
-        static: keys that do not expire.
-
     Raises:
         ConfigError: the file cannot be read or written.
     """

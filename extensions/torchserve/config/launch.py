@@ -83,7 +83,6 @@ class Launch(NamedTuple):
         config: what the API and the model processes read.
         others: the values of the keys that only the launcher uses.
         values: all keys and values, for snapshots.
-        is_snapshot: whether the file is a snapshot that was found.
         addresses: the addresses to listen on, each once; the first is the inference address.
         notices: what has no effect, and why: one line each.
     """

@@ -197,7 +197,6 @@ def model_options(
     """Return the options with which a model is registered.
 
     Args:
-        values: its model-config.yaml, as `read_model_config` returns it.
         requested: what a request asks for, by the names of model-config.yaml and INITIAL_WORKERS.
             A number of 0 or less is a choice too.
         workers: the number of model processes where nothing else gives one.

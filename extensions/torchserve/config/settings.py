@@ -156,9 +156,6 @@ def config_values(config: TorchServeConfig) -> dict[str, str]:
 def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
     """Return the configuration of the keys and values of a properties file.
 
-    Args:
-        where: the file, in messages.
-
     Raises:
         ConfigError: values do not fit; the message has one line per key.
     """

@@ -71,9 +71,6 @@ def last_written(state_dir: Path) -> tuple[str, int | None]:
 def read_models(text: str, where: str) -> list[SnapshotModel]:
     """Return the models of `model_snapshot`, in its order.
 
-    Args:
-        where: the file, in messages.
-
     Raises:
         ConfigError: it is not readable.
     """
@@ -111,7 +108,6 @@ def write_snapshot(
 
     Args:
         now: the local time.
-        revision: the state of the registry.
 
     Raises:
         OSError: it cannot be written.

@@ -151,9 +151,6 @@ def read_archives(folder: Path) -> dict[str, str]:
 def read_workflow(folder: Path, label: str) -> Workflow:
     """Return the workflow in a folder, which is an unpacked archive. Nothing is imported.
 
-    Args:
-        label: the archive, in messages.
-
     Raises:
         ConfigError: it is no workflow, or no pipeline can express it; one line for each mistake,
             with the node.

@@ -328,7 +328,6 @@ def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
     A model with sequences has one model process, so that each sequence finds its state there.
 
     Args:
-        ids: the sequence of each request.
         places: the requests, in the order of their submits.
     """
     found: list[list[int]] = []

@@ -202,11 +202,7 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
 
 
 def _name(file: Path, target: Path) -> None:
-    """Give a file its name.
-
-    Raises:
-        FileExistsError: another file has it.
-    """
+    """Give a file its name; FileExistsError if another file has it."""
     try:
         os.link(file, target)
     except OSError:

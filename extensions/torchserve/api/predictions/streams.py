@@ -132,11 +132,7 @@ class _ReplyStream:
             self.close()
 
     async def _next_events(self) -> list[LogEvent]:
-        """Wait until the log has grown; return nothing when the job has ended and all is read.
-
-        Raises:
-            BrokerError: the job has ended, and Redis does not answer.
-        """
+        """Wait until the log has grown; return nothing when the job has ended and all is read."""
         while True:
             if not self.end.done():
                 # There is no timer, as it would cost each prediction time. If the connection to

@@ -17,7 +17,6 @@ def get_tokenizer(tokenizer: Any, language: str = "en") -> Callable[[str], list[
     Args:
         tokenizer: None to divide at blanks; `basic_english` for lower case and punctuation as
             tokens; or a function, which is returned.
-        language: `en`, for `basic_english`.
 
     Raises:
         ValueError: there is no such tokenizer.

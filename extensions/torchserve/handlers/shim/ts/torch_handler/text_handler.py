@@ -26,11 +26,6 @@ class TextHandler(BaseHandler):
 
     @override
     def initialize(self, context: Any) -> None:
-        """Load the model and its vocabulary.
-
-        Raises:
-            ConfigError: the vocabulary cannot be read.
-        """
         super().initialize(context)
         self.initialized = False
         path = self.manifest["model"].get("sourceVocab") or self.get_source_vocab_path(context)

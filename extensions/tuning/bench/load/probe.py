@@ -6,6 +6,8 @@ import http.client
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -114,25 +116,14 @@ class Probe:
 
     def _get(self, path: str) -> HttpResponse:
         start = f"GET {urlsplit(self._target.url).path}{path} HTTP/1.1\r\n".encode()
-        try:
-            with self._connected() as connection:
-                connection.sendall(start + self._target.headers + b"\r\n")
-                return _answer(connection)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
-        )
+        with self._connected() as connection:
+            connection.sendall(start + self._target.headers + b"\r\n")
+            return _answer(connection)
 
     def _latency_s(self) -> float:
         started = time.monotonic()
-        try:
-            with self._connected() as connection:
-                self._exchange(connection, started)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
+        with self._connected() as connection:
+            self._exchange(connection, started)
         return time.monotonic() - started
 
     def _exchange(self, connection: socket.socket, started: float) -> None:
@@ -160,13 +151,20 @@ class Probe:
             hint=f"find the cause with `headrace try {self._target.model} FILE`",
         )
 
-    def _connected(self) -> socket.socket:
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
         host, port, secure = self._target.address
-        plain = socket.create_connection((host, port), self._timeout_s + 5)
-        if not secure:
-            return plain
-        trusted = ssl.create_default_context(cafile=self._target.ca_file or None)
-        return trusted.wrap_socket(plain, server_hostname=host)
+        try:
+            connection = socket.create_connection((host, port), self._timeout_s + 5)
+            if secure:
+                trusted = ssl.create_default_context(cafile=self._target.ca_file or None)
+                connection = trusted.wrap_socket(connection, server_hostname=host)
+            with connection:
+                yield connection
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerUnreachable(
+                f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
+            ) from error
 
     def _error(self, answer: HttpResponse) -> HeadraceError:
         if self._target.protocol == "headrace":

@@ -31,8 +31,7 @@ from api.services import Services
 from extensions.torchserve.api import tokens
 from extensions.torchserve.api.descriptions import Interface, Row, TokenKind
 from extensions.torchserve.api.errors import (
-    METHOD_NOT_ALLOWED,
-    NOT_FOUND,
+    Kind,
     TorchServeError,
     error_reply,
     reply_to,
@@ -125,7 +124,7 @@ class TorchServe:
         token: TokenKind = next((one.row.token for one in by_method.values()), "")
         if route is None and not token:  # the root of the metrics port has its description only
             return error_reply(
-                NOT_FOUND,
+                Kind.NOT_FOUND,
                 f"there is nothing at {request.path[:256]} on this port. OPTIONS / lists the paths",
             )
         services = self._services
@@ -151,7 +150,7 @@ def _refuse(request: Request, by_method: Iterable[str]) -> Reply:
     message = (
         f"{request.method[:32]} is not allowed on {request.path[:256]}. Allowed here: {allowed}"
     )
-    return error_reply(METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
+    return error_reply(Kind.METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
 
 
 def build(services: Services, file: Path) -> TorchServe:

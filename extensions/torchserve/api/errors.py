@@ -5,7 +5,8 @@ Codes and types are those that clients know. Types of our own are for what Torch
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from enum import Enum
+from typing import Final
 
 from api.http.messages import Header, Reply
 from api.http.problems import internal_error, retry_after_s
@@ -15,57 +16,58 @@ from headrace.errors import HeadraceError
 from headrace.jobs.job import JobFailure
 
 
-class Kind(NamedTuple):
-    """A kind of error: its status, and TorchServe's name of it."""
+class Kind(Enum):
+    """A kind of error: the status of its answer, and TorchServe's name of it."""
 
-    status: int
-    name: str
+    BAD_REQUEST = 400, "BadRequestException"
+    CONFLICT = 409, "ConflictStatusException"
+    DOWNLOAD = 400, "DownloadArchiveException"
+    FORBIDDEN = 403, "InvalidKeyException"
+    HANDLER_FAILED = 503, "InternalServerException"
+    INDEX = 500, "IndexOutOfBoundsException"
+    INTERNAL = 500, "InternalServerException"
+    INVALID_KEY = 400, "InvalidKeyException"
+    INVALID_MODEL = 400, "InvalidModelException"
+    INVALID_VERSION = 403, "InvalidModelVersionException"
+    METHOD_NOT_ALLOWED = 405, "MethodNotAllowedException"
+    MODEL = 400, "ModelException"
+    MODEL_NOT_FOUND = 404, "ModelNotFoundException"
+    NOT_FOUND = 404, "ResourceNotFoundException"
+    NO_MEMORY = 507, "InternalServerException"
+    # Ours: TorchServe answers a full queue as if there were no worker.
+    QUEUE_FULL = 503, "QueueFullException"
+    TIMED_OUT = 408, "RequestTimeoutException"
+    TOO_MANY = 429, "TooManyRequestsException"
+    UNAVAILABLE = 503, "ServiceUnavailableException"
+    VERSION_NOT_FOUND = 404, "ModelVersionNotFoundException"
+    WORKFLOW_NOT_FOUND = 404, "WorkflowNotFoundException"
 
-
-BAD_REQUEST: Final = Kind(400, "BadRequestException")
-CONFLICT: Final = Kind(409, "ConflictStatusException")
-DOWNLOAD: Final = Kind(400, "DownloadArchiveException")
-INDEX: Final = Kind(500, "IndexOutOfBoundsException")
-INTERNAL: Final = Kind(500, "InternalServerException")
-INVALID_KEY: Final = Kind(400, "InvalidKeyException")
-INVALID_MODEL: Final = Kind(400, "InvalidModelException")
-INVALID_VERSION: Final = Kind(403, "InvalidModelVersionException")
-METHOD_NOT_ALLOWED: Final = Kind(405, "MethodNotAllowedException")
-MODEL: Final = Kind(400, "ModelException")
-MODEL_NOT_FOUND: Final = Kind(404, "ModelNotFoundException")
-NOT_FOUND: Final = Kind(404, "ResourceNotFoundException")
-NO_MEMORY: Final = Kind(507, INTERNAL.name)
-TIMED_OUT: Final = Kind(408, "RequestTimeoutException")
-UNAVAILABLE: Final = Kind(503, "ServiceUnavailableException")
-VERSION_NOT_FOUND: Final = Kind(404, "ModelVersionNotFoundException")
-WORKFLOW_NOT_FOUND: Final = Kind(404, "WorkflowNotFoundException")
 
 #: The answer to an error of Headrace, and to a job that failed with it, by its code. A class that
-#: is not here has that of its base class. Full queues have names of ours: TorchServe answers one as
-#: if there were no worker.
+#: is not here has that of its base class.
 _ANSWERS: Final[dict[type[HeadraceError], Kind]] = {
-    errors.HeadraceError: INTERNAL,
-    errors.RequestError: BAD_REQUEST,
-    errors.ModelNotFound: MODEL_NOT_FOUND,
-    errors.PathNotFound: NOT_FOUND,
-    errors.MethodNotAllowed: METHOD_NOT_ALLOWED,
-    errors.Conflict: CONFLICT,
-    errors.JobNotFound: UNAVAILABLE,
-    errors.RequestTimeout: TIMED_OUT,
-    errors.Unauthorized: INVALID_KEY,
-    errors.Forbidden: Kind(403, INVALID_KEY.name),
-    errors.QueueFull: Kind(503, "QueueFullException"),
-    errors.Throttled: Kind(429, "TooManyRequestsException"),
-    errors.StoreError: UNAVAILABLE,
-    errors.BrokerError: UNAVAILABLE,
-    errors.ModelsNotReady: UNAVAILABLE,
+    errors.HeadraceError: Kind.INTERNAL,
+    errors.RequestError: Kind.BAD_REQUEST,
+    errors.ModelNotFound: Kind.MODEL_NOT_FOUND,
+    errors.PathNotFound: Kind.NOT_FOUND,
+    errors.MethodNotAllowed: Kind.METHOD_NOT_ALLOWED,
+    errors.Conflict: Kind.CONFLICT,
+    errors.JobNotFound: Kind.UNAVAILABLE,
+    errors.RequestTimeout: Kind.TIMED_OUT,
+    errors.Unauthorized: Kind.INVALID_KEY,
+    errors.Forbidden: Kind.FORBIDDEN,
+    errors.QueueFull: Kind.QUEUE_FULL,
+    errors.Throttled: Kind.TOO_MANY,
+    errors.StoreError: Kind.UNAVAILABLE,
+    errors.BrokerError: Kind.UNAVAILABLE,
+    errors.ModelsNotReady: Kind.UNAVAILABLE,
     # Failed jobs
-    errors.InputError: BAD_REQUEST,
-    errors.HandlerError: Kind(503, INTERNAL.name),
-    errors.TransientError: Kind(503, INTERNAL.name),
-    errors.OutOfMemory: NO_MEMORY,
-    errors.JobExpired: TIMED_OUT,
-    errors.JobCancelled: UNAVAILABLE,
+    errors.InputError: Kind.BAD_REQUEST,
+    errors.HandlerError: Kind.HANDLER_FAILED,
+    errors.TransientError: Kind.HANDLER_FAILED,
+    errors.OutOfMemory: Kind.NO_MEMORY,
+    errors.JobExpired: Kind.TIMED_OUT,
+    errors.JobCancelled: Kind.UNAVAILABLE,
 }
 
 
@@ -79,10 +81,13 @@ class TorchServeError(Exception):
         self.headers = headers
 
 
-def error_reply(kind: Kind, message: str, headers: tuple[Header, ...] = ()) -> Reply:
-    """Return the answer to an error."""
-    document = {"code": kind.status, "type": kind.name, "message": message}
-    return json_reply(document, kind.status, headers)
+def error_reply(
+    kind: Kind, message: str, headers: tuple[Header, ...] = (), status: int | None = None
+) -> Reply:
+    """Return the answer to an error, perhaps with another status than that of its kind."""
+    usual, name = kind.value
+    code = usual if status is None else status
+    return json_reply({"code": code, "type": name, "message": message}, code, headers)
 
 
 def answer_of(error: type[HeadraceError]) -> Kind:

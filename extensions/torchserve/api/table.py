@@ -17,7 +17,7 @@ from extensions.torchserve.api.descriptions import (
     Row,
     document,
 )
-from extensions.torchserve.api.errors import METHOD_NOT_ALLOWED, TorchServeError
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management import endpoints as management
 from extensions.torchserve.api.management.changes import model_of, registry_of
 from extensions.torchserve.api.management.registration import register_model
@@ -57,7 +57,7 @@ async def _describe_port(rows: Sequence[Row], _services: Services, _: Request, *
 
 async def _refuse_root(_: Services, request: Request) -> Answer:
     raise TorchServeError(
-        METHOD_NOT_ALLOWED,
+        Kind.METHOD_NOT_ALLOWED,
         f"{request.method[:32]} is not allowed on /. OPTIONS / describes the API of this port, and "
         "GET /docs on the inference port that of Headrace",
     )
@@ -69,7 +69,7 @@ def _if_allowed(endpoint: Endpoint) -> Endpoint:
     async def checked(services: Services, request: Request, *of: str) -> Answer:
         if not config_of(services).enable_model_api:
             raise TorchServeError(
-                METHOD_NOT_ALLOWED,
+                Kind.METHOD_NOT_ALLOWED,
                 "Models cannot be registered or unregistered here. Start the server with "
                 "--enable-model-api, or set enable_model_api=true",
             )

@@ -14,7 +14,7 @@ from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
 from api.services import Services
 from extensions.torchserve.api.descriptions import TokenKind
-from extensions.torchserve.api.errors import INVALID_KEY, NOT_FOUND, TorchServeError
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import json_reply
@@ -54,7 +54,7 @@ def check_native(services: Services, request: Request, needs: Needs | None) -> N
     if needs is None or needs in open_operations(services.settings):
         return
     kinds: tuple[KeyKind, ...] = ("management", "inference")
-    error = TorchServeError(INVALID_KEY, "")
+    error = TorchServeError(Kind.INVALID_KEY, "")
     for kind in kinds[:1] if needs is Scope.MANAGE else kinds:
         try:
             _check_token(services, request, kind)
@@ -71,7 +71,9 @@ async def new_token(services: Services, request: Request) -> Answer:
     """Replace the token for an interface, and return the new one; it needs the API key."""
     config = config_of(services)
     if config.disable_token_authorization:
-        raise TorchServeError(NOT_FOUND, "There is no /token here: token authorization is disabled")
+        raise TorchServeError(
+            Kind.NOT_FOUND, "There is no /token here: token authorization is disabled"
+        )
     if services.authenticator is not None and _has_own(request):
         await services.authenticator.admit(request, Scope.MANAGE)
     else:
@@ -79,13 +81,14 @@ async def new_token(services: Services, request: Request) -> Answer:
     kind = read_query(request).text("type")
     if kind not in ("management", "inference"):
         raise TorchServeError(
-            INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
+            Kind.INVALID_KEY,
+            "The parameter type is missing or unknown: give management or inference",
         )
     try:
         key = renew(config.key_file, cast("KeyKind", kind), config.token_expiration_min)
         return json_reply(key)
     except ConfigError as error:
-        raise TorchServeError(INVALID_KEY, error.message) from None
+        raise TorchServeError(Kind.INVALID_KEY, error.message) from None
 
 
 def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
@@ -96,19 +99,20 @@ def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
     text = _bearer(request)
     if not text:
         raise TorchServeError(
-            INVALID_KEY, f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}"
+            Kind.INVALID_KEY,
+            f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}",
         )
     try:
         key = _reader(config.key_file).keys().of(kind)
     except ConfigError as error:
         raise TorchServeError(
-            INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
+            Kind.INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
         ) from None
     if key is None or not key.is_text(text):
-        raise TorchServeError(INVALID_KEY, f"The {name} is not the present one; {where}")
+        raise TorchServeError(Kind.INVALID_KEY, f"The {name} is not the present one; {where}")
     if key.expired(datetime.now(UTC)):
         raise TorchServeError(
-            INVALID_KEY,
+            Kind.INVALID_KEY,
             f"The {name} has expired. GET /token?type={kind} with the API key makes another one",
         )
 

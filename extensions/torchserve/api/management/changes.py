@@ -10,13 +10,7 @@ from typing import Final
 from api.components.model_registry import ChangeState, ModelRegistry, change_state
 from api.http.messages import Request
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    INTERNAL,
-    MODEL_NOT_FOUND,
-    NO_MEMORY,
-    VERSION_NOT_FOUND,
-    TorchServeError,
-)
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.model_descriptions import serving_of, worker_range
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.parts import config_of
@@ -48,7 +42,7 @@ def registry_of(services: Services) -> ModelRegistry:
     """
     if services.registry is None:
         raise TorchServeError(
-            INTERNAL,
+            Kind.INTERNAL,
             "This API process has no registry of models. Start it with `headrace torchserve`",
         )
     return services.registry
@@ -63,7 +57,7 @@ def model_of(registry: Registry, name: str) -> RegisteredModel:
     found = registry.models.get(name)
     if found is None:
         raise TorchServeError(
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             f"No model {shown(name)} is registered; registered: {listing(registry.models)}",
         )
     return found
@@ -78,7 +72,7 @@ def version_of(model: RegisteredModel, version: str) -> str:
     version = version or model.default_version
     if version not in model.versions:
         raise TorchServeError(
-            VERSION_NOT_FOUND,
+            Kind.VERSION_NOT_FOUND,
             f"The model {model.name} has no version {shown(version)}; it has "
             f"{listing(model.versions)}",
         )
@@ -173,7 +167,7 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
         why = unfit
     else:
         why = "no worker has loaded it in time; see the log of the worker"
-    kind = NO_MEMORY if any(word in reason for word in _NO_MEMORY) else INTERNAL
+    kind = Kind.NO_MEMORY if any(word in reason for word in _NO_MEMORY) else Kind.INTERNAL
     return TorchServeError(
         kind, f"Failed to start workers for model {name} version: {version}. {why}"
     )

@@ -14,16 +14,7 @@ from api.http.messages import Answer, Reply, Request
 from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest, identity_of
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    INDEX,
-    INTERNAL,
-    INVALID_VERSION,
-    TIMED_OUT,
-    UNAVAILABLE,
-    WORKFLOW_NOT_FOUND,
-    TorchServeError,
-)
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -97,10 +88,10 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     there = store is not None and await asyncio.to_thread(os.path.exists, store / name)
     if not known and not (name and there):
         raise TorchServeError(
-            WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
+            Kind.WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )
     raise TorchServeError(
-        BAD_REQUEST,
+        Kind.BAD_REQUEST,
         "Workflows cannot be registered. Put the archive into the folder of --workflow-store, and "
         "start the server again",
     )
@@ -152,14 +143,14 @@ async def scale(services: Services, request: Request, name: str, version: str = 
     most = least if most is None else most
     if most < least:
         raise TorchServeError(
-            BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
+            Kind.BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
         )
     if least < 0:
-        raise TorchServeError(INDEX, f"min_worker is {least}; give 0 or more")
+        raise TorchServeError(Kind.INDEX, f"min_worker is {least}; give 0 or more")
 
     if most > 1 and details_of(model.versions[chosen]).get(SEQUENCES):
         raise TorchServeError(
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             f"The model {name} has sequences of requests, whose state is in one model process. "
             "Give it one worker",
         )
@@ -226,7 +217,7 @@ async def unregister_model(
         if chosen == model.default_version and len(model.versions) > 1:
             others = ", ".join(one for one in model.versions if one != chosen)
             raise TorchServeError(
-                INVALID_VERSION,
+                Kind.INVALID_VERSION,
                 f"Version {chosen} is the default one of the model {name}, which has others too. "
                 f"Remove those first, or choose another default version: {others}",
             )
@@ -240,7 +231,7 @@ async def unregister_model(
     limit_s = config_of(services).unregister_model_timeout
     if await registry_of(services).until_removed(name, gone, limit_s) == "pending":
         raise TorchServeError(
-            TIMED_OUT,
+            Kind.TIMED_OUT,
             f"The model {name} is unregistered, but its workers have not ended within {limit_s} s: "
             "they finish their requests first",
         )
@@ -255,7 +246,7 @@ async def _metadata_of(services: Services, request: Request, name: str, version:
     reports = await services.queue.worker_states()
     if not any(one.state.ready for one in serving_of(name, version, reports.values())):
         raise TorchServeError(
-            UNAVAILABLE,
+            Kind.UNAVAILABLE,
             f"The model {name} has no worker for version {version} that could describe it. "
             "Scale it up, or leave customized out",
         )
@@ -272,7 +263,7 @@ async def _metadata_of(services: Services, request: Request, name: str, version:
     if not job.state.final:
         await services.queue.cancel_one(job.id)
         raise TorchServeError(
-            INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
+            Kind.INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
         )
     answer = await answer_with(services, request, job)
     try:

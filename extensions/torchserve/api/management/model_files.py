@@ -16,14 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    DOWNLOAD,
-    INTERNAL,
-    INVALID_MODEL,
-    MODEL_NOT_FOUND,
-    TorchServeError,
-)
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.config.archive import download, is_url
 from extensions.torchserve.config.settings import is_allowed
 from headrace.config.environment import name_problem
@@ -69,7 +62,7 @@ class Found(NamedTuple):
             raise _exists(self.target) from None
         except OSError as error:
             raise TorchServeError(
-                INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
+                Kind.INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
             ) from None
 
     def leave(self) -> None:
@@ -170,7 +163,7 @@ def _local(store: Path | None, url: str) -> Path:
                 return store / name
     where = f"the model store {store}" if store is not None else "the model store, which is not set"
     raise TorchServeError(
-        MODEL_NOT_FOUND,
+        Kind.MODEL_NOT_FOUND,
         f"There is no model at {shown(url)}. Name an archive or a folder in {where}",
     )
 
@@ -179,7 +172,7 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
     """Return the file in the model store that a URL is fetched into."""
     if not is_allowed(url, allowed):
         raise TorchServeError(
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             f"{shown(url.partition('?')[0])}: this URL is not allowed. allowed_urls in "
             "config.properties has the expressions that one must match",
         )
@@ -188,7 +181,7 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
     except ValueError as error:
         raise _no_download(url, str(error)) from None
     if store is None:
-        raise TorchServeError(BAD_REQUEST, "There is no model store to fetch a URL into")
+        raise TorchServeError(Kind.BAD_REQUEST, "There is no model store to fetch a URL into")
     if not name or name.startswith("."):
         raise _no_download(url, "it names no file")
     _check_kind(Path(name), name)
@@ -213,14 +206,14 @@ def _name(file: Path, target: Path) -> None:
 
 def _exists(target: Path) -> TorchServeError:
     return TorchServeError(
-        INTERNAL,
+        Kind.INTERNAL,
         f"The model store has a file {target.name} already. Register it by this name, or remove it",
     )
 
 
 def _no_download(url: str, why: str) -> TorchServeError:
     text = shown(url.partition("?")[0])
-    return TorchServeError(DOWNLOAD, f"{text} cannot be downloaded: {why}")
+    return TorchServeError(Kind.DOWNLOAD, f"{text} cannot be downloaded: {why}")
 
 
 def _partial_path(target: Path) -> Path:
@@ -239,7 +232,7 @@ def _partial(target: Path) -> Iterator[Path]:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise TorchServeError(
-            INTERNAL, f"The model store cannot be written: {error.strerror}"
+            Kind.INTERNAL, f"The model store cannot be written: {error.strerror}"
         ) from None
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -284,7 +277,7 @@ def _copy(settings: Settings, url: str, file: Path) -> None:
 def _check_kind(path: Path, source: str) -> None:
     if not path.name.lower().endswith((*ARCHIVES, *PROGRAMS)):
         raise TorchServeError(
-            INTERNAL,
+            Kind.INTERNAL,
             f"{shown(source)} is no archive: its name ends in none of {', '.join(ARCHIVES)}",
         )
 
@@ -300,17 +293,19 @@ def _read(
                 return None  # TorchServe takes such a file for an archive without members
         place = reader.place(str(path.absolute()))
     except ConfigError as error:
-        raise TorchServeError(INTERNAL, _text(error, path, source)) from None
+        raise TorchServeError(Kind.INTERNAL, _text(error, path, source)) from None
     except OSError as error:
-        raise TorchServeError(INTERNAL, f"{source}: it cannot be read: {error.strerror}") from None
+        raise TorchServeError(
+            Kind.INTERNAL, f"{source}: it cannot be read: {error.strerror}"
+        ) from None
     try:
         if place.is_dir():
             return read_folder(place, source, ("handler",) if has_handler else ())
         return read_file(place, source)
     except ConfigError as error:
-        raise TorchServeError(INVALID_MODEL, _text(error, path, source)) from None
+        raise TorchServeError(Kind.INVALID_MODEL, _text(error, path, source)) from None
     except (OSError, ValueError) as error:
-        raise TorchServeError(INTERNAL, f"{source}: it cannot be read: {error}") from None
+        raise TorchServeError(Kind.INTERNAL, f"{source}: it cannot be read: {error}") from None
 
 
 def _is_no_zip(path: Path) -> bool:

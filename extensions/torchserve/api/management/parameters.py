@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from api.http.bodies import read_body
 from api.http.messages import JSON, Request
-from extensions.torchserve.api.errors import BAD_REQUEST, TorchServeError
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from headrace.config.yaml_file import BoundedLoader
 
 BODY_LIMIT_BYTES: Final = 64 * 1024
@@ -50,7 +50,7 @@ class Parameters:
         limit = f"{most:,} is the largest number" if number > 0 else f"the least is {-_INT_MAX:,}"
         given = self._values[name].strip()[:40]
         raise TorchServeError(
-            BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
+            Kind.BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
         )
 
     def _integer(self, name: str) -> int | None:
@@ -104,7 +104,7 @@ def _document(body: bytes) -> Any:
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many kinds
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise TorchServeError(
-            BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
+            Kind.BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
         ) from None
 
 
@@ -112,7 +112,7 @@ def _members(document: Any) -> dict[str, str]:
     """Return the members of an object that hold a single value, as a query would have them."""
     if not isinstance(document, dict):
         raise TorchServeError(
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             'The body is no JSON object. Send one such as {"url": "digits.mar"}, or use the query',
         )
     found = {}

@@ -11,14 +11,7 @@ from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    CONFLICT,
-    INVALID_MODEL,
-    MODEL,
-    MODEL_NOT_FOUND,
-    TorchServeError,
-)
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -127,7 +120,7 @@ async def _register(
             if known.versions[version].options == options:
                 return []  # by an earlier try, whose reply was lost
             raise TorchServeError(
-                CONFLICT,
+                Kind.CONFLICT,
                 f"The model {name} has a version {version} already. Unregister it first, or give "
                 "the archive another version",
             )
@@ -165,16 +158,16 @@ def _url(parameters: Parameters) -> str:
     url = parameters.text("url")
     if url is None:
         raise TorchServeError(
-            BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
+            Kind.BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
         )
     if not url.strip() or "\0" in url:
         raise TorchServeError(
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             "The parameter url is empty, or has a NUL character. Send the name of an archive",
         )
     if ".." in url:
         raise TorchServeError(
-            MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
+            Kind.MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
         )
     return url
 
@@ -187,7 +180,7 @@ def _check_runtime(parameters: Parameters) -> None:
         why = "handlers in C++ cannot run here. Give the archive one in Python"
     else:
         why = f"no handler runs in it. Send one of {', '.join(_RUNTIMES)}"
-    raise TorchServeError(BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
+    raise TorchServeError(Kind.BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
 
 
 async def _clean_up(services: Services) -> None:
@@ -218,20 +211,22 @@ async def _install(services: Services, model: ModelFolder | None) -> None:
     try:
         await asyncio.to_thread(installed, model.requirements, environments)
     except ConfigError as error:
-        raise TorchServeError(MODEL, f"Its packages cannot be installed: {error.message}") from None
+        raise TorchServeError(
+            Kind.MODEL, f"Its packages cannot be installed: {error.message}"
+        ) from None
 
 
 def _name(parameters: Parameters, found: Found) -> str:
     name = parameters.text("model_name") or (found.model.name if found.model is not None else "")
     if not name:
         raise TorchServeError(
-            INVALID_MODEL,
+            Kind.INVALID_MODEL,
             f"{found.source}: the model has no name. Send one as model_name, or write modelName "
             "into the manifest",
         )
     if not re.fullmatch(MODEL_NAME, name):
         raise TorchServeError(
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             f"{shown(name)} cannot be the name of a model, which has 1 to 64 of A-Z a-z 0-9 _ . - "
             "and does not begin with . or -. Send another one as model_name",
         )
@@ -262,7 +257,7 @@ def _options(
         elif handler:
             options["handler"] = f"{TORCHSERVE}{handler}"
     except ConfigError as error:
-        raise TorchServeError(BAD_REQUEST, error.message) from None
+        raise TorchServeError(Kind.BAD_REQUEST, error.message) from None
     return options
 
 

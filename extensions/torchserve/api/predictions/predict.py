@@ -33,17 +33,7 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    INTERNAL,
-    NOT_FOUND,
-    UNAVAILABLE,
-    VERSION_NOT_FOUND,
-    WORKFLOW_NOT_FOUND,
-    TorchServeError,
-    message_of,
-    reply_to,
-)
+from extensions.torchserve.api.errors import Kind, TorchServeError, message_of, reply_to
 from extensions.torchserve.api.parts import config_of, parts_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
@@ -99,7 +89,7 @@ def _oip_json(services: Services, document: Any, status: int = 200) -> Reply:
     """Answer a path of the Open Inference Protocol that needs no model."""
     if not config_of(services).ts_open_inference_protocol:
         raise TorchServeError(
-            NOT_FOUND,
+            Kind.NOT_FOUND,
             "the Open Inference Protocol is off. Set ts_open_inference_protocol=true to serve it",
         )
     return json_reply(document, status)
@@ -147,7 +137,7 @@ async def invoke(services: Services, request: Request) -> Answer:
         name = inputs.field_text(fields, _MODEL_NAME)
     if not name:
         raise TorchServeError(
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             "the parameter model_name is missing. Send it in the query, because there is more than "
             "one model",
         )
@@ -158,7 +148,7 @@ async def predict_workflow(services: Services, request: Request, name: str) -> A
     """Predict with a pipeline."""
     if name not in services.catalog.pipelines:
         raise TorchServeError(
-            WORKFLOW_NOT_FOUND,
+            Kind.WORKFLOW_NOT_FOUND,
             f"there is no workflow {name[:64]!r}. Workflows are the pipelines of the models file",
         )
     return await predict(services, request, name)
@@ -189,7 +179,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             model = model_of_version(model, target.version, statuses)
         except ModelNotFound as error:
             message = message_of(error)
-            raise TorchServeError(VERSION_NOT_FOUND, message) from None
+            raise TorchServeError(Kind.VERSION_NOT_FOUND, message) from None
     try:
         validated = _validated(services, request, model, target, body)
     except HeadraceError as error:
@@ -201,7 +191,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
     limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
     if limit_s <= 0:
         raise TorchServeError(
-            INTERNAL,
+            Kind.INTERNAL,
             f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
             "with a longer one",
         )
@@ -285,7 +275,7 @@ def _header(request: Request, target: Target, name: bytes) -> bytes:
 def _no_worker(services: Services, model: ModelConfig, reason: str) -> TorchServeError:
     services.counters.refused(model.name, NO_WORKER)
     return TorchServeError(
-        UNAVAILABLE,
+        Kind.UNAVAILABLE,
         f"model {model.name} has no worker for this request: {reason}. "
         "Scale it up, or correct it and load it again",
     )
@@ -379,7 +369,7 @@ async def _ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]
     if busy >= ready:
         services.counters.refused(model.name, NO_WORKER)
         raise TorchServeError(
-            UNAVAILABLE,
+            Kind.UNAVAILABLE,
             f"model {model.name} has {ready} model processes and {busy} requests: none is idle, "
             "and useJobTicket lets no request wait. Try again, or scale it up",
         )

@@ -18,7 +18,7 @@ import msgspec
 
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from extensions.torchserve.api.errors import UNAVAILABLE, TorchServeError
+from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.config.model_config import CONTINUOUS, REGISTRATION, SEQUENCES
 from extensions.torchserve.config.sequences import SequenceKeys, SequenceLimits
@@ -66,13 +66,13 @@ async def _take(
     services.counters.refused(model.name, QueueFull.code)
     if word == b"many":
         raise TorchServeError(
-            UNAVAILABLE,
+            Kind.UNAVAILABLE,
             f"model {model.name} has as many sequences as maxNumSequence allows: {count}. Try "
             f"again when one has ended: each does after {limits.idle_ms} ms without a request "
             "(sequenceMaxIdleMSec)",
         )
     raise TorchServeError(
-        UNAVAILABLE,
+        Kind.UNAVAILABLE,
         f"the sequence {sequence[:64]!r} of model {model.name} has {count} requests that "
         f"have not ended, and maxSequenceJobQueueSize lets {limits.waiting} wait. Send the next "
         "one when one of them has its answer",

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from extensions.torchserve.api.errors import (
-    MODEL_NOT_FOUND,
+    Kind,
     TorchServeError,
     answer_of,
     answer_of_failure,
@@ -40,7 +40,7 @@ from headrace.jobs.job import JobFailure
 def test_each_error_has_a_code_and_a_type(
     error: type[HeadraceError], answer: tuple[int, str]
 ) -> None:
-    assert answer_of(error) == answer
+    assert answer_of(error).value == answer
 
 
 @pytest.mark.parametrize(
@@ -56,24 +56,24 @@ def test_each_error_has_a_code_and_a_type(
     ],
 )
 def test_each_failure_of_a_job_has_a_code_and_a_type(code: str, answer: tuple[int, str]) -> None:
-    assert answer_of_failure(JobFailure(code)) == answer
+    assert answer_of_failure(JobFailure(code)).value == answer
 
 
 def test_a_model_process_that_was_killed_was_out_of_memory() -> None:
     """As TorchServe takes it."""
     failure = JobFailure("replica-lost", "the model process died; the last time by SIGKILL")
-    assert answer_of_failure(failure) == (507, "InternalServerException")
+    assert answer_of_failure(failure).value == (507, "InternalServerException")
 
 
 def test_every_error_has_an_answer() -> None:
     for error in errors.BY_CODE.values():
-        status, type_ = answer_of(error)
+        status, type_ = answer_of(error).value
         assert 400 <= status < 600
         assert type_.endswith("Exception")
 
 
 def test_an_error_is_indented_json_with_a_newline_at_its_end() -> None:
-    reply = reply_to(TorchServeError(MODEL_NOT_FOUND, "no model x"))
+    reply = reply_to(TorchServeError(Kind.MODEL_NOT_FOUND, "no model x"))
     assert reply.status == 404
     assert reply.content_type == b"application/json"
     assert reply.body == (

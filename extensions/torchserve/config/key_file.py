@@ -58,15 +58,11 @@ class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
 
     management: Key | None = None
     inference: Key | None = None
-    api: Key | None = msgspec.field(name="API", default=None)
+    API: Key | None = None
 
     def of(self, kind: KeyKind) -> Key | None:
         """Return the key of this kind."""
-        return self.api if kind == "API" else getattr(self, kind)
-
-    def replaced(self, kind: KeyKind, key: Key) -> Keys:
-        """Return the keys with this one in place of that of its kind."""
-        return msgspec.structs.replace(self, **{"api" if kind == "API" else kind: key})
+        return getattr(self, kind)
 
 
 def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None = None) -> Keys:
@@ -80,15 +76,13 @@ def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None =
     """
     with _changing(path):
         before = _written(path)
-        keys = before if before is not None and _is_of_operator(before) else Keys()
-        for kind, text in (static or {}).items():
-            keys = keys.replaced(kind, Key(text))
-        if keys.management is None:
-            keys = keys.replaced("management", _new_key(minutes))
-        if keys.inference is None:
-            keys = keys.replaced("inference", _new_key(minutes))
-        if keys.api is None:
-            keys = keys.replaced("API", Key(_new_text()))
+        kept = before if before is not None and _is_of_operator(before) else Keys()
+        given = Keys(**{kind: Key(text) for kind, text in (static or {}).items()})
+        keys = Keys(
+            given.management or kept.management or _new_key(minutes),
+            given.inference or kept.inference or _new_key(minutes),
+            given.API or kept.API or Key(_new_text()),
+        )
         _write(path, keys)
         return keys
 
@@ -110,7 +104,7 @@ def renew(path: Path, kind: KeyKind, minutes: float) -> Key:
         if present is not None and present.expires is None:
             return present
         key = _new_key(minutes)
-        _write(path, keys.replaced(kind, key))
+        _write(path, msgspec.structs.replace(keys, **{kind: key}))
         return key
 
 

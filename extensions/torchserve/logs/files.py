@@ -100,6 +100,8 @@ class LogFiles:
         ConfigError: a folder or a file cannot be created.
     """
 
+    is_line = staticmethod(is_line)
+
     def __init__(self, config: TorchServeConfig) -> None:
         try:
             for folder in (config.log_location, config.metrics_location):
@@ -117,10 +119,6 @@ class LogFiles:
                 f"TorchServe's log files cannot be created: {error}",
                 hint="set LOG_LOCATION and METRICS_LOCATION to folders that can be written",
             ) from error
-
-    def is_line(self, line: bytes) -> bool:
-        """Return whether a line has the form of `console_line`."""
-        return is_line(line)
 
     def line(self, name: str, text: str) -> str:
         """Return a text of a process as a line of this form, with its end."""

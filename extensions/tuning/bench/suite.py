@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -144,16 +145,14 @@ def _of_mode(model: str, mode: str, given: _Mode, hardware: str) -> Iterator[Cas
     if hardware:
         devices = [one for one in devices if one == ("cuda" if hardware == "gpu" else "cpu")]
     several = len(devices) > 1
-    for device in devices:
-        for workers in given.workers:
-            for batch_size in given.batch_size:
-                name = f"{mode}_{model}_w{workers}_b{batch_size}"
-                yield Case(
-                    name=f"{name}_{device}" if several else name, model=model, url=given.url,
-                    input=given.input, content_type=given.content_type, workers=workers,
-                    batch_size=batch_size, batch_delay_ms=given.batch_delay, device=device,
-                    requests=given.requests, concurrency=given.concurrency,
-                )  # fmt: skip
+    for device, workers, batch_size in product(devices, given.workers, given.batch_size):
+        name = f"{mode}_{model}_w{workers}_b{batch_size}"
+        yield Case(
+            name=f"{name}_{device}" if several else name, model=model, url=given.url,
+            input=given.input, content_type=given.content_type, workers=workers,
+            batch_size=batch_size, batch_delay_ms=given.batch_delay, device=device,
+            requests=given.requests, concurrency=given.concurrency,
+        )  # fmt: skip
 
 
 def _device(processor: Any) -> Literal["cpu", "cuda"]:

@@ -233,13 +233,13 @@ def _family(psutil: Any, port: int) -> list[Any]:
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid
         }
         found = [psutil.Process(pid) for pid in listening]
-        roots = {_root(psutil, process) for process in found}
+        roots = {_root(process) for process in found}
         return [*roots, *(child for root in roots for child in root.children(recursive=True))]
     except psutil.Error:
         return []
 
 
-def _root(psutil: Any, process: Any) -> Any:
+def _root(process: Any) -> Any:
     """Return the supervisor of a process, or the process itself."""
     parent = process.parent()
     if parent is not None and {"headrace", "up"} <= set(parent.cmdline()):

@@ -26,9 +26,6 @@ class Parameters:
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
     def text(self, name: str) -> str | None:
         """Return a parameter; None if it is not given."""
         return self._values.get(name)

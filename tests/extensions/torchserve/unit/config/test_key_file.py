@@ -49,14 +49,14 @@ def test_a_server_that_starts_replaces_the_keys_of_an_earlier_one(path: Path) ->
     first = make_keys(path, 60)
     second = make_keys(path, 60)
     assert first.management != second.management
-    assert first.api != second.api
+    assert first.API != second.API
 
 
 def test_keys_that_an_operator_has_written_stay(path: Path) -> None:
     path.write_text('{"inference": {"key": "mine"}, "API": {"key": "also mine"}}')
     keys = make_keys(path, 60)
 
-    assert (keys.inference, keys.api) == (Key("mine"), Key("also mine"))
+    assert (keys.inference, keys.API) == (Key("mine"), Key("also mine"))
     assert keys.management is not None
     assert keys.management.expires is not None
     remove_keys(path)
@@ -78,7 +78,7 @@ def test_a_renewed_key_replaces_one_only_and_readers_follow(path: Path) -> None:
     key = renew(path, "management", 60)
     after = reader.keys()
     assert after.management == key != before.management
-    assert (after.inference, after.api) == (before.inference, before.api)
+    assert (after.inference, after.API) == (before.inference, before.API)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 

@@ -62,7 +62,8 @@ class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def of(self, kind: KeyKind) -> Key | None:
         """Return the key of this kind."""
-        return getattr(self, kind)
+        found: Key | None = getattr(self, kind)
+        return found
 
 
 def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None = None) -> Keys:

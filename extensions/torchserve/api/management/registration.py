@@ -81,7 +81,13 @@ async def register_model(services: Services, request: Request) -> Answer:
             "source": found.source,
             **_options(config, name, version, found.model, parameters, asked),
         }
-        details = {**flags, **options.get("options", {}), **_details(parameters, found)}
+        # The last ones have no effect on how the model runs.
+        details = {
+            **flags, **options.get("options", {}), REGISTRATION: secrets.token_hex(4),
+            URL: found.url,
+        }  # fmt: skip
+        if runtime := parameters.text("runtime"):
+            details[RUNTIME] = runtime
         options["options"] = details
         await _register(services, request, name, version, options, found)
     workers = int(options.get("total_replicas", options.get("replicas", 0)))
@@ -259,11 +265,3 @@ def _options(
     except ConfigError as error:
         raise TorchServeError(Kind.BAD_REQUEST, error.message) from None
     return options
-
-
-def _details(parameters: Parameters, found: Found) -> dict[str, str]:
-    """Return what describes the registration, and has no effect on how the model runs."""
-    details = {REGISTRATION: secrets.token_hex(4), URL: found.url}
-    if runtime := parameters.text("runtime"):
-        details[RUNTIME] = runtime
-    return details

@@ -134,7 +134,8 @@ async def invoke(services: Services, request: Request) -> Answer:
     if not name:
         content_type = request.header(b"content-type")
         fields = inputs.read_form(body, content_type, inputs.mime_type(content_type))
-        name = inputs.field_text(fields, _MODEL_NAME)
+        named = (one.body for one in fields or () if one.name == _MODEL_NAME)
+        name = next(named, b"").decode("utf-8", "replace")
     if not name:
         raise TorchServeError(
             Kind.BAD_REQUEST,

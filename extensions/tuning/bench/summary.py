@@ -46,7 +46,10 @@ def summarise(
         started_at: seconds since 1970.
     """
     rows = sorted(sent.rows, key=lambda row: row.due_s)
-    length_s = _length_s(scenario, sent)
+    length_s = sent.length_s
+    if scenario.kind == "offline":
+        # All requests are due at once, so the load is as long as it takes to answer them.
+        length_s = max((row.answered_s for row in rows), default=0.0)
     windows, start_s, steady = _in_windows(rows, scenario, length_s, warm_up_s)
     counted = [row for row in rows if start_s <= row.due_s < length_s]
     results = [row for row in counted if not row.error]
@@ -77,13 +80,6 @@ def summarise(
     )
     refused = _why_refused(load, scenario, sent, counted, objective)
     return msgspec.structs.replace(load, refused=refused)
-
-
-def _length_s(scenario: Scenario, sent: Sent) -> float:
-    if scenario.kind == "offline":
-        # All requests are due at once, so the load is as long as it takes to answer them.
-        return max((row.answered_s for row in sent.rows), default=0.0)
-    return sent.length_s
 
 
 def _in_windows(

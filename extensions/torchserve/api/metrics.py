@@ -76,14 +76,12 @@ async def _read(services: Services) -> list[Series]:
 
 
 async def _hosts(services: Services, config: TorchServeConfig) -> Mapping[str, WorkerReport]:
-    """Return the reports of the live workers, which have the figures of their hosts."""
     if config.disable_system_metrics or config.metrics_mode != "prometheus":
         return {}
     return (await services.scraper.read()).workers
 
 
 async def _depths(services: Services) -> Mapping[str, Depth]:
-    """Return the state of the queues of each model and of its versions."""
     queues = [
         queue
         for model in services.catalog.served

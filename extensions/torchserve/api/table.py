@@ -36,7 +36,6 @@ _NAMES: Final = ("model_name", "model_version", "workflow_name")
 
 
 async def _describe_prediction(services: Services, _: Request, model: str, *_of: str) -> Reply:
-    """Describe how to predict with a model."""
     version = services.catalog.get(model).version
     summary = f"Predict with {model}."
     post, options = _predicts(f"/predictions/{model}", predict.predict, "predictions", summary)
@@ -45,7 +44,6 @@ async def _describe_prediction(services: Services, _: Request, model: str, *_of:
 
 
 async def _describe_model(services: Services, _: Request, name: str, *_of: str) -> Reply:
-    """Describe how to manage a model."""
     name = model_of(await registry_of(services).read(), name).name
     rows = [row for row in _MANAGEMENT if "{model_name}" in row.path]
     return json_reply(document(f"RESTful Management API for: {name}", TORCHSERVE_VERSION, rows))

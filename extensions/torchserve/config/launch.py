@@ -176,7 +176,6 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
 
 
 def _flag_notices(flags: Flags) -> list[str]:
-    """Return what replaces the options that have no effect."""
     found = []
     if flags.log_config:
         found.append(

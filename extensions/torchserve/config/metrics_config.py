@@ -173,7 +173,6 @@ def read_metrics_yaml(path: Path) -> tuple[MetricSpec, ...]:
 
 
 def _read(found: Any) -> Iterable[MetricSpec]:
-    """Yield the entries of a file."""
     for section in _SECTIONS:
         for kind, entries in _mapping(_mapping(found, "the file").get(section), section).items():
             try:

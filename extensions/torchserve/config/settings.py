@@ -179,7 +179,6 @@ def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
 
 
 def _value(key: str, text: str, kind: Any) -> Any:
-    """Return the value of a key from its text."""
     if key == "models":
         try:
             return msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, Any]]])

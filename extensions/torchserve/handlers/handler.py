@@ -262,7 +262,6 @@ class TorchServeHandler(Handler):
 
     @staticmethod
     def _with_types(headers: dict[str, Any], members: Members) -> dict[str, Any]:
-        """Return headers with the content type of each member."""
         types = {name: {"content-type": _media_type(kind)} for name, (_, kind) in members.items()}
         return {**headers, **types}
 

@@ -223,7 +223,6 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tls(launch: Launch) -> dict[str, str]:
-    """Return the variables for HTTPS."""
     where = f"{launch.file or 'the command line'}: "
     if all(address.scheme != "https" for address in launch.addresses):
         return {}

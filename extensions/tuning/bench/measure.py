@@ -116,7 +116,6 @@ class _Session:
         self._environment = environment(self._model_options, server_here=bool(self._parts))
 
     def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
-        """Send one load, and return what came of it."""
         options = self._options
         self.probe.wait_until_idle()
         length_s = duration_s or options.duration_s
@@ -153,7 +152,6 @@ class _Session:
         return Cut(after_s, objective.latency_ms, most)
 
     def measurement(self, peak: Peak | None = None) -> Measurement:
-        """Return the document of these loads."""
         target = self._target
         return Measurement(
             name=self._name or target.model,

@@ -97,7 +97,6 @@ class _Results:
         self.failed = False
 
     def add(self, case: Case, measured: Measurement, rows: list[Row]) -> None:
-        """Keep and write the results of a case."""
         from extensions.tuning.bench.measurement import with_load_of
         from extensions.tuning.bench.suite import report_row, write_report
 
@@ -110,7 +109,6 @@ class _Results:
         (self._folder / f"{case.name}.json").write_text(json_text(measured))
 
     def write_reports(self) -> None:
-        """Write the reports of all measurements."""
         from extensions.tuning.bench import report
 
         (self._folder / "report.md").write_text(report.markdown(self.found))

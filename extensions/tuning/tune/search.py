@@ -160,7 +160,6 @@ class _Climb:
         return self._at != begun
 
     def _better(self, point: Point) -> bool:
-        """Measure a point and move there if it is better."""
         found = self.trial(point, self._best.low)
         if found.rate <= self._best.rate * _WORTH:
             return False

@@ -249,7 +249,6 @@ def _partial(target: Path) -> Iterator[Path]:
 
 
 def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:
-    """Write what a URL has into a file."""
     try:
         if url[:5].lower() == "file:":
             _copy(settings, url, file)

@@ -206,7 +206,6 @@ async def _predict(target: Target, services: Services, request: Request, body: b
 def _validated(
     services: Services, request: Request, model: ModelConfig, target: Target, body: bytes
 ) -> ValidatedRequest:
-    """Return the job of a request."""
     identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
     shadow = None
     if model.traffic is not None and not target.version:
@@ -267,7 +266,6 @@ def handler_headers(services: Services, request: Request, added: Mapping[str, st
 
 
 def _header(request: Request, target: Target, name: bytes) -> bytes:
-    """Return a header for a native handler."""
     if name == _EXPLAIN.encode():
         return str(target.explain).encode()
     return request.header(name)

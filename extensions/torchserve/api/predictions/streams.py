@@ -94,7 +94,6 @@ class _ReplyStream:
         self._unwritten: list[msgspec.Raw] = []
 
     def close(self) -> None:
-        """Stop to follow the job."""
         self.end.cancel()
         self._follower.__exit__()
 

@@ -114,7 +114,6 @@ class _Connection(asyncio.Protocol):
             self.send(self.request)
 
     def send(self, request: _Request) -> None:
-        """Send a request on this connection."""
         self.request = request
         request.connection = self
         if self.transport is not None:

@@ -48,7 +48,6 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise MetricsCachePyYamlError(f"{config_file_path}: {error}") from error
 
     def _parse_metrics_section(self, key: str = _SECTION) -> Any:
-        """Return a section of the file."""
         document = self._parsed_file
         if not isinstance(document, dict) or key not in document:
             raise MetricsCacheKeyError(f"{self.config_file_path}: there is no section {key}")

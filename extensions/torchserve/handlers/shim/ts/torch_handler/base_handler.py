@@ -144,7 +144,6 @@ class BaseHandler:
             return torch.jit.load(model_pt_path, map_location=self.device)  # type: ignore[no-untyped-call]
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
-        """Return a program that AOTInductor has compiled."""
         return torch._export.aot_load(model_so_path, str(self.device))
 
     def _use_torch_export_aot_compile(self) -> bool:

@@ -6,8 +6,6 @@ Health, metrics and descriptions need no token.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import lru_cache
-from pathlib import Path
 from typing import cast
 
 from api.auth.authenticator import Needs, open_operations
@@ -18,7 +16,7 @@ from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import json_reply
-from extensions.torchserve.config.key_file import KeyKind, KeyReader, renew
+from extensions.torchserve.config.key_file import KeyKind, present_keys, renew
 from headrace.access.api_key import Scope
 from headrace.errors import ConfigError, Unauthorized
 
@@ -103,7 +101,7 @@ def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
             f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}",
         )
     try:
-        key = _reader(config.key_file).keys().of(kind)
+        key = present_keys(config.key_file).of(kind)
     except ConfigError as error:
         raise TorchServeError(
             Kind.INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
@@ -115,11 +113,6 @@ def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
             Kind.INVALID_KEY,
             f"The {name} has expired. GET /token?type={kind} with the API key makes another one",
         )
-
-
-@lru_cache(maxsize=16)
-def _reader(path: Path) -> KeyReader:
-    return KeyReader(path)
 
 
 def _bearer(request: Request) -> str:

@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -137,29 +138,22 @@ def read_keys(path: Path) -> Keys:
         ) from error
 
 
-class KeyReader:
-    """The keys of a file, which is read again when it has changed."""
+def present_keys(path: Path) -> Keys:
+    """Return the keys of a file, which is read again when it has changed.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._signature: tuple[int, int, int] | None = None
-        self._keys = Keys()
+    Raises:
+        ConfigError: the file does not exist, or cannot be read.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return read_keys(path)
+    return _keys_of(path, status.st_mtime_ns, status.st_ino, status.st_size)
 
-    def keys(self) -> Keys:
-        """Return the present keys.
 
-        Raises:
-            ConfigError: the file does not exist, or cannot be read.
-        """
-        try:
-            status = self._path.stat()
-        except OSError:
-            return read_keys(self._path)
-        signature = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if signature != self._signature:
-            self._keys = read_keys(self._path)
-            self._signature = signature
-        return self._keys
+@lru_cache(maxsize=16)
+def _keys_of(path: Path, *_signature: int) -> Keys:
+    return read_keys(path)
 
 
 def _is_of_operator(keys: Keys) -> bool:

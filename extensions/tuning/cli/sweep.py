@@ -51,6 +51,7 @@ def run_sweep(
     Raises:
         ConfigError: the suite is wrong, or a file cannot be written.
     """
+    from extensions.tuning.bench import report
     from extensions.tuning.bench.report.wording import busy_warnings
     from extensions.tuning.bench.serving import NotServed
     from extensions.tuning.bench.suite import read_suite
@@ -72,7 +73,8 @@ def run_sweep(
                     results.failed = True
         if not results.found:
             return ExitCode.FAILED
-        results.write_reports()
+        (folder / "report.md").write_text(report.markdown(results.found))
+        (folder / "report.html").write_text(report.html(results.found))
     except OSError as error:
         raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
     for text in busy_warnings(results.found[:1]):
@@ -107,12 +109,6 @@ class _Results:
         self.failed = self.failed or bool(measured.loads[-1].refused)
         write_report(self._folder / "ab_report.csv", self.lines)
         (self._folder / f"{case.name}.json").write_text(json_text(measured))
-
-    def write_reports(self) -> None:
-        from extensions.tuning.bench import report
-
-        (self._folder / "report.md").write_text(report.markdown(self.found))
-        (self._folder / "report.html").write_text(report.html(self.found))
 
 
 def _print(lines: list[dict[str, Any]]) -> None:

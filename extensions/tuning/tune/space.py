@@ -114,12 +114,6 @@ class Space:
             environ=environ,
         )
 
-    def at(self, point: Point, name: str, index: int) -> Point:
-        """Return the point with another choice on the axis of this name, if there is one."""
-        return tuple(
-            index if axis.name == name else at for axis, at in zip(self.axes, point, strict=True)
-        )
-
     def directions(self, point: Point, axis: int) -> Iterator[Iterator[Point]]:
         """Yield the ways to leave a point along an axis; each yields ever more distant points.
 
@@ -129,10 +123,10 @@ class Space:
         if not self.axes[axis].ordered:
             for index in range(count):
                 if index != at:
-                    yield iter([_moved(point, axis, index)])
+                    yield iter([moved(point, axis, index)])
             return
         for indexes in (range(at + 1, count), range(at - 1, -1, -1)):
-            yield (_moved(point, axis, index) for index in indexes)
+            yield (moved(point, axis, index) for index in indexes)
 
     def _settle(self, options: dict[str, Any], environ: dict[str, str]) -> None:
         fixed = (options.get("optimize") or {}).get("backend") in FIXED_SHAPES
@@ -279,5 +273,6 @@ def _slots() -> Axis:
     return Axis(name="slots", choices=(Choice(label=""), *choices), ordered=False)
 
 
-def _moved(point: Point, axis: int, index: int) -> Point:
+def moved(point: Point, axis: int, index: int) -> Point:
+    """Return the point with another choice on an axis."""
     return (*point[:axis], index, *point[axis + 1 :])

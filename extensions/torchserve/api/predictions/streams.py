@@ -73,10 +73,6 @@ class _ReplyStream:
     `wait_for_head` comes first; then `write_all`, or `close` without an answer in pieces.
     """
 
-    __slots__ = (
-        "_follower", "_services", "_unwritten", "_validated", "end",
-    )  # fmt: skip
-
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
         self._services = services
         self._validated = validated

@@ -20,6 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -78,17 +79,15 @@ _PAUSE_S: Final = 0.1
 READY: Final = b"R"
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    __slots__ = ("again", "connection", "due", "input", "late", "repeated", "sent")
-
-    def __init__(self, number: int, due: float, sent: float) -> None:
-        self.input = number
-        self.due = due
-        self.sent = sent
-        self.connection: _Connection | None = None
-        self.again = b""
-        self.repeated = False
-        self.late = False
+    input: int
+    due: float
+    sent: float
+    connection: _Connection | None = None
+    again: bytes = b""
+    repeated: bool = False
+    late: bool = False
 
 
 class _Connection(asyncio.Protocol):

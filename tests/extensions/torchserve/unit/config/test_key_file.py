@@ -12,8 +12,8 @@ import pytest
 from extensions.torchserve.config.key_file import (
     STATIC_KEYS,
     Key,
-    KeyReader,
     make_keys,
+    present_keys,
     read_keys,
     remove_keys,
     renew,
@@ -73,10 +73,9 @@ def test_keys_of_the_environment_do_not_expire(path: Path) -> None:
 
 def test_a_renewed_key_replaces_one_only_and_readers_follow(path: Path) -> None:
     before = make_keys(path, 60)
-    reader = KeyReader(path)
-    assert reader.keys() == before
+    assert present_keys(path) == before
     key = renew(path, "management", 60)
-    after = reader.keys()
+    after = present_keys(path)
     assert after.management == key != before.management
     assert (after.inference, after.API) == (before.inference, before.API)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -88,7 +87,7 @@ def test_the_file_is_removed_with_its_server(path: Path) -> None:
     assert not path.exists()
     remove_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        KeyReader(path).keys()
+        present_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         renew(path, "inference", 60)
 

@@ -30,15 +30,17 @@ from api.routes.paths import Route, Routes
 from api.services import Services
 from extensions.torchserve.api import tokens
 from extensions.torchserve.api.descriptions import Interface, Row, TokenKind
-from extensions.torchserve.api.errors import (
+from extensions.torchserve.api.parts import Parts, config_of, parts_of
+from extensions.torchserve.api.replies import (
+    REQUEST_ID,
     Kind,
     TorchServeError,
     error_reply,
+    fixed_headers,
+    new_request_id,
     reply_to,
     unexpected,
 )
-from extensions.torchserve.api.parts import Parts, config_of, parts_of
-from extensions.torchserve.api.replies import REQUEST_ID, fixed_headers, new_request_id
 from extensions.torchserve.api.reporter import TorchServeReporter
 from extensions.torchserve.api.table import ANY, in_table, paths_of
 from extensions.torchserve.config.launch import CONFIG_NAME, address_of

@@ -17,14 +17,13 @@ from extensions.torchserve.api.descriptions import (
     Row,
     document,
 )
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management import endpoints as management
 from extensions.torchserve.api.management.changes import model_of, registry_of
 from extensions.torchserve.api.management.registration import register_model
 from extensions.torchserve.api.metrics import get_metrics
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions import predict
-from extensions.torchserve.api.replies import json_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply
 from extensions.torchserve.api.tokens import new_token
 from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 

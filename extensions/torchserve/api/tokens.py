@@ -12,10 +12,9 @@ from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
 from api.services import Services
 from extensions.torchserve.api.descriptions import TokenKind
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import json_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply
 from extensions.torchserve.config.key_file import KeyKind, present_keys, renew
 from headrace.access.api_key import Scope
 from headrace.errors import ConfigError, Unauthorized

@@ -223,7 +223,7 @@ class _Calibration:
     def __init__(self, subject: _Subject, inputs: Path | None, plan: Plan) -> None:
         from extensions.tuning.cli.optimize import frame_of, inputs_of
         from extensions.tuning.optimize import kept
-        from extensions.tuning.tune.budget import calibration_s
+        from extensions.tuning.tune.trials import calibration_s
         from headrace.server.gpus import worker_devices
 
         # A resumed one measures what the first one has left out.

@@ -16,7 +16,6 @@ from extensions.tuning.bench.load.targets import Target
 from extensions.tuning.bench.measure import LoadOptions, find_peak
 from extensions.tuning.bench.measurement import Load, Measurement, Objective
 from extensions.tuning.bench.serving import NotServed
-from extensions.tuning.tune.budget import TRIALS_MIN
 from extensions.tuning.tune.confirmation import ROUNDS_MIN
 from extensions.tuning.tune.deployment import Deployment
 from extensions.tuning.tune.journal import Journal, Stage
@@ -48,6 +47,18 @@ _MARGIN: Final = 1.05
 
 #: A repeated trial knows its rate, so it takes this part of the time of the first one.
 _REPEATED: Final = 0.75
+
+#: A usual trial: the start of a server, and about six loads of five seconds.
+TRIAL_S: Final = 40.0
+#: Fewer trials compare nothing: one is of the present options.
+TRIALS_MIN: Final = 2
+#: The trials of the shortest tuning that confirms its result: two of the search, and the rounds of
+#: two candidates.
+CONFIRMED: Final = TRIALS_MIN + 2 * ROUNDS_MIN
+#: The calibration has what the shortest confirmed tuning leaves, but at least and at most these
+#: parts of the budget.
+_CALIBRATION_MIN: Final = 0.2
+_CALIBRATION_MAX: Final = 0.4
 
 #: Finds the peak of a target: from a first rate, and up to the end of the search if the rate
 #: `at_least` misses the objective.
@@ -260,3 +271,37 @@ def unserved_present(error: NotServed) -> ConfigError:
         f"the model cannot be served as it is: {error.message}",
         hint="start it with `headrace up`, and read its log",
     )
+
+
+def calibration_s(budget_s: float) -> float:
+    """Return how long the calibration may take."""
+    rest_s = budget_s - CONFIRMED * TRIAL_S
+    return min(max(rest_s, _CALIBRATION_MIN * budget_s), _CALIBRATION_MAX * budget_s)
+
+
+def usual_trials(budget_s: float, *, calibrates: bool) -> int:
+    """Return for how many usual trials a budget has time."""
+    left_s = budget_s - (calibration_s(budget_s) if calibrates else 0.0)
+    return int(left_s / TRIAL_S)
+
+
+def outlook(budget_s: float, *, calibrates: bool) -> str:
+    """Return in words what fits into a budget.
+
+    Raises:
+        ConfigError: fewer than two trials do.
+    """
+    trials = usual_trials(budget_s, calibrates=calibrates)
+    if trials < TRIALS_MIN:
+        raise ConfigError(
+            f"--budget: {budget_s:g} s have time for {trials} trial{'' if trials == 1 else 's'} of "
+            f"about {TRIAL_S:g} s, and a comparison needs {TRIALS_MIN}",
+            hint="give 2m or more; 5m or more also confirm the result",
+        )
+    text = f"the budget has time for about {trials} trials of {TRIAL_S:g} s"
+    if calibrates:
+        text = f"the calibration takes up to {calibration_s(budget_s):.0f} s; then {text}"
+    confirming = min(trials - TRIALS_MIN, 2 * ROUNDS_MIN)
+    if trials < CONFIRMED:
+        return f"{text}, and a confirmed result needs {CONFIRMED}: 5m or more, or --resume"
+    return f"{text}: {trials - confirming} of the search, {confirming} or more of the confirmation"

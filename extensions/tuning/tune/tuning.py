@@ -18,7 +18,6 @@ from extensions.tuning.bench.report import html
 from extensions.tuning.bench.serving import NotServed
 from extensions.tuning.machine import busy_warning, load_average, load_facts
 from extensions.tuning.optimize.report import Comparison
-from extensions.tuning.tune.budget import calibration_s, outlook
 from extensions.tuning.tune.calibration import Calibration, calibrated, expected_rate, start_of
 from extensions.tuning.tune.confirmation import ROUNDS, ROUNDS_MIN, Confirmation, confirm
 from extensions.tuning.tune.deployment import Deployment
@@ -27,7 +26,7 @@ from extensions.tuning.tune.models_patch import patch, snippet
 from extensions.tuning.tune.report import TuneReport, markdown
 from extensions.tuning.tune.search import BudgetSpent, Found, Trial, search
 from extensions.tuning.tune.space import Candidate, Point, Space, space_of
-from extensions.tuning.tune.trials import FindPeak, Trials, unserved_present
+from extensions.tuning.tune.trials import FindPeak, Trials, calibration_s, outlook, unserved_present
 from headrace.client.models import Model
 from headrace.errors import ConfigError
 

@@ -10,10 +10,10 @@ from typing import Final
 from api.components.model_registry import ChangeState, ModelRegistry, change_state
 from api.http.messages import Request
 from api.services import Services
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.model_descriptions import serving_of, worker_range
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.snapshot import last_written
 from headrace.config.suggestions import listing
 from headrace.errors import Conflict, last_line

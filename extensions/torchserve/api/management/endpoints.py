@@ -14,7 +14,6 @@ from api.http.messages import Answer, Reply, Request
 from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest, identity_of
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -37,7 +36,7 @@ from extensions.torchserve.api.management.registration import remove_fetched
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions.predict import handler_headers, runs_torchserve
 from extensions.torchserve.api.predictions.results import answer_with
-from extensions.torchserve.api.replies import json_reply, status_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply, status_reply
 from extensions.torchserve.config.model_config import MAX_WORKERS, SEQUENCES, worker_options
 from extensions.torchserve.config.workflow import WORKFLOWS, read_archives
 from headrace.config.model.options import PER_WORKER

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from extensions.torchserve.api.errors import Kind, TorchServeError
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.archive import download, is_url
 from extensions.torchserve.config.settings import is_allowed
 from headrace.config.environment import name_problem

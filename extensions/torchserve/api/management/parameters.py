@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from api.http.bodies import read_body
 from api.http.messages import JSON, Request
-from extensions.torchserve.api.errors import Kind, TorchServeError
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from headrace.config.yaml_file import BoundedLoader
 
 BODY_LIMIT_BYTES: Final = 64 * 1024

@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -27,7 +26,7 @@ from extensions.torchserve.api.management.model_files import (
 )
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import status_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, status_reply
 from extensions.torchserve.config.archive import TORCHSERVE, archive_handler, is_url
 from extensions.torchserve.config.model_config import (
     INITIAL_WORKERS,

@@ -33,7 +33,6 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api.errors import Kind, TorchServeError, message_of, reply_to
 from extensions.torchserve.api.parts import config_of, parts_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
@@ -43,7 +42,14 @@ from extensions.torchserve.api.predictions.sequences import (
     take_request,
 )
 from extensions.torchserve.api.predictions.streams import cancel_abandoned, submit_and_stream
-from extensions.torchserve.api.replies import json_reply, status_reply
+from extensions.torchserve.api.replies import (
+    Kind,
+    TorchServeError,
+    json_reply,
+    message_of,
+    reply_to,
+    status_reply,
+)
 from extensions.torchserve.config.archive import TORCHSERVE
 from extensions.torchserve.config.model_config import JOB_TICKET, RESPONSE_TIMEOUT, TOO_SMALL
 from extensions.torchserve.config.settings import TORCHSERVE_VERSION

@@ -12,9 +12,15 @@ import msgspec
 from api.http.messages import BODILESS, Answer, ByteRange, Header, Reply, Request
 from api.routes.jobs.job import stream_result
 from api.services import Services
-from extensions.torchserve.api.errors import Kind, TorchServeError, answer_of_failure, error_reply
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
+from extensions.torchserve.api.replies import (
+    NO_TYPE,
+    REQUEST_ID,
+    Kind,
+    TorchServeError,
+    answer_of_failure,
+    error_reply,
+)
 from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE

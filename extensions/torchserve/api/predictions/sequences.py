@@ -18,8 +18,8 @@ import msgspec
 
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from extensions.torchserve.api.errors import Kind, TorchServeError
 from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.model_config import CONTINUOUS, REGISTRATION, SEQUENCES
 from extensions.torchserve.config.sequences import SequenceKeys, SequenceLimits
 from extensions.torchserve.redis import script

@@ -14,10 +14,10 @@ from extensions.tuning.bench.measure import LoadOptions
 from extensions.tuning.bench.measurement import Measurement, Objective, Peak, read_measurement
 from extensions.tuning.bench.serving import NotServed
 from extensions.tuning.optimize.report import Comparison
-from extensions.tuning.tune.budget import outlook
 from extensions.tuning.tune.report import TuneReport, markdown
 from extensions.tuning.tune.search import Trial
 from extensions.tuning.tune.space import Candidate
+from extensions.tuning.tune.trials import outlook
 from extensions.tuning.tune.tuning import Compare, Plan, Progress, tune
 from headrace.client.models import Model
 from headrace.errors import ConfigError, InvalidRequest, ServerUnreachable

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from api.http.messages import Request
-from extensions.torchserve.api.errors import TorchServeError
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
+from extensions.torchserve.api.replies import TorchServeError
 from extensions.torchserve.config.settings import is_allowed
 
 

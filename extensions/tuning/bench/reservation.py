@@ -63,19 +63,16 @@ class Reservation:
 
     def changes(self, before: Mapping[str, Any]) -> None:
         """Note what options are before they are changed; None: not changed."""
-        self._note = msgspec.structs.replace(self._note, options=dict(before))
-        self._write()
+        self._write(options=dict(before))
 
     def registers(self) -> None:
         """Note that the model is about to be registered."""
-        self._note = msgspec.structs.replace(self._note, registered=True)
-        self._write()
+        self._write(registered=True)
 
     def restored(self) -> None:
         """Note that the server is as it was."""
         self.left = None
-        self._note = msgspec.structs.replace(self._note, options={}, registered=False)
-        self._write()
+        self._write(options={}, registered=False)
 
     def end(self) -> None:
         """End the reservation. The file stays if something is left on the server."""
@@ -83,7 +80,8 @@ class Reservation:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def _write(self) -> None:
+    def _write(self, **changes: Any) -> None:
+        self._note = msgspec.structs.replace(self._note, **changes)
         # Readers read the first line, so what an earlier text leaves behind it does not count.
         try:
             os.pwrite(self._file, msgspec.json.encode(self._note) + b"\n", 0)

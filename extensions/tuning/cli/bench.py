@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import typer
@@ -295,14 +295,11 @@ def _target(
     from extensions.tuning.bench.load.targets import read_inputs, target_for
     from headrace.client.http.transport import DEFAULT_URL, ENV_API_KEY, ENV_CA_FILE
 
-    known: dict[str, Protocol] = {
-        "headrace": "headrace", "torchserve": "torchserve", "triton": "triton"
-    }  # fmt: skip
-    if protocol not in known:
+    if protocol not in ("headrace", "torchserve", "triton"):
         raise InvalidRequest(
             f"--protocol {protocol} is unknown", hint="use headrace, torchserve or triton"
         )
-    chosen = known[protocol]
+    chosen = cast("Protocol", protocol)
     read, described = read_inputs(inputs, content_type or "")
     address, ca_file = url or DEFAULT_URL, os.environ.get(ENV_CA_FILE) or ""
     return target_for(

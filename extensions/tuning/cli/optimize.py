@@ -165,11 +165,11 @@ def compared(
     }
 
     def noted(found: Comparison) -> None:
-        found = _with_late(found, wanted)
+        found = with_late(found, wanted)
         kept.write(state_dir, frame, found)
         keep(found)
 
-    return _with_late(_measured(frame, config, limit_s, noted), wanted)
+    return with_late(_measured(frame, config, limit_s, noted), wanted)
 
 
 def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dic
     }
 
 
-def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
+def with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
     """Return a comparison that also has the variants for which there was no time."""
     from extensions.tuning.optimize.report import LATE, Variant
 

@@ -251,10 +251,8 @@ class _Calibration:
     def _variants(self) -> list[Optimize]:
         from headrace.config.model.optimize import possible
 
-        own = (
-            [] if self._config is None or self._config.optimize is None else [self._config.optimize]
-        )
-        return [*own, *map(self._with_inputs, possible(self._device))]
+        own = self._config.optimize if self._config is not None else None
+        return [*filter(None, [own]), *map(self._with_inputs, possible(self._device))]
 
     def _with_inputs(self, variant: Optimize) -> Optimize:
         if variant.precision != "int8" or not self._calibrate:
@@ -283,8 +281,7 @@ class _Calibration:
             return None
         if self._found is not None:
             return self._kept(*self._found)
-        from extensions.tuning.cli.optimize import compared
-        from extensions.tuning.optimize.report import LATE, Variant
+        from extensions.tuning.cli.optimize import compared, with_late
         from headrace.config.model.optimize import FIXED_SHAPES
 
         output.message("measures the variants of the model without a server")
@@ -310,10 +307,7 @@ class _Calibration:
             output.message(found.left_out)
         if found.cut:
             output.message(f"goes on with what was measured within {limit_s:.0f} s")
-        if slow and not found.without_module:
-            late = [Variant(optimize=one, refused=LATE) for one in slow]
-            found = msgspec.structs.replace(found, variants=[*found.variants, *late], cut=True)
-        return found
+        return with_late(found, wanted)
 
     def _kept(self, found: Comparison, age_s: float) -> Comparison:
         age = duration(age_s)

@@ -256,10 +256,7 @@ def find_peak(
         growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
 
     Raises:
-        InvalidRequest: the warm-up leaves nothing to measure.
-        ServerUnreachable: the server does not answer.
-        RequestError: it refuses the first request.
-        NotIdle: the server has other work.
+        HeadraceError: as `measure`.
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
     check_warm_up(chosen)

@@ -32,7 +32,11 @@ class NotIdle(HeadraceError, title="Not idle"):
 
 
 class Probe:
-    """Sends a lone request."""
+    """Sends a lone request.
+
+    Its methods raise ServerUnreachable if the server does not answer, and another HeadraceError if
+    it refuses the request or no request has a result.
+    """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self._target = target
@@ -41,12 +45,7 @@ class Probe:
         self._first_s = 0.0
 
     def lone_latency_s(self) -> float:
-        """Return the shortest time of a few lone requests; the first call measures it.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request, or none of the requests has a result.
-        """
+        """Return the shortest time of a few lone requests; the first call measures it."""
         if not self._first_s:
             found, failed = list[float](), list[JobError]()
             for _ in range(_FIRST):
@@ -64,8 +63,6 @@ class Probe:
 
         Raises:
             NotIdle: the server stays busy.
-            ServerUnreachable: the server does not answer.
-            JobError: a few lone requests have failed.
         """
         limit_s = max(_SLOWER * self.lone_latency_s(), self.lone_latency_s() + _SLOWER_S)
         deadline = time.monotonic() + max(_IDLE_MAX_S, self._timeout_s)
@@ -89,12 +86,7 @@ class Probe:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return the model as Headrace's API describes it; empty for other servers.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request.
-        """
+        """Return the model as Headrace's API describes it; empty for other servers."""
         if self._target.protocol != "headrace":
             return {}
         answer = self._get(f"/api/v1/models/{quote(self._target.model, '')}")
@@ -102,12 +94,7 @@ class Probe:
         return decoded(answer, dict[str, Any]) if answer.status == http.HTTPStatus.OK else {}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the model as Triton describes it.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request.
-        """
+        """Return the model as Triton describes it."""
         model, version = quote(self._target.model, ""), quote(self._target.version, "")
         answer = self._get(f"/v2/models/{model}" + (f"/versions/{version}" if version else ""))
         if answer.status != http.HTTPStatus.OK:

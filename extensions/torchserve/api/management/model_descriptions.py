@@ -256,39 +256,32 @@ def _workers(serving: Sequence[Serving], least: int, total: int | None) -> list[
         total: how many it has in all workers together; None if each worker has its own number.
     """
     found: dict[int, dict[str, Any]] = {}
-    for each in serving:
-        state = each.state
-        processes = state.processes or [ProcessState(pid, state.state) for pid in state.pids]
-        gpu = state.device.startswith(_CUDA)
-        for process in processes:
-            # In TorchServe an id is the number of a port; here it follows the pid.
-            number = _free_id(found, FIRST_WORKER + process.pid)
-            found[number] = {
-                "id": str(number),
-                "startTime": _time(process.since_s),
-                "status": "READY" if process.state == _READY else _NOT_READY,
-                "memoryUsage": each.memory_bytes,
-                "pid": process.pid,
-                "gpu": gpu,
-                "gpuUsage": _gpu_usage(each, process.pid) if gpu else _NO_GPU,
-                "state": process.state,
-                "device": state.device,
-                "node": state.node,
-            }
-    while len(found) < least:
-        number = _free_id(found, FIRST_WORKER)
+
+    def add(number: int, process: ProcessState, each: Serving | None, device: str) -> None:
+        number = _free_id(found, number)
+        gpu = each is not None and device.startswith(_CUDA)
         found[number] = {
             "id": str(number),
-            "startTime": _time(time.time()),
-            "status": _NOT_READY,
-            "memoryUsage": 0,
-            "pid": -1,
-            "gpu": False,
-            "gpuUsage": _NO_GPU,
-            "state": _FAILED if any(each.state.state == _FAILED for each in serving) else "loading",
-            "device": serving[0].state.device if serving else "",
-            "node": "",
+            "startTime": _time(process.since_s),
+            "status": "READY" if process.state == _READY else _NOT_READY,
+            "memoryUsage": each.memory_bytes if each is not None else 0,
+            "pid": process.pid,
+            "gpu": gpu,
+            "gpuUsage": _gpu_usage(each, process.pid) if each is not None and gpu else _NO_GPU,
+            "state": process.state,
+            "device": device,
+            "node": each.state.node if each is not None else "",
         }
+
+    for each in serving:
+        state = each.state
+        for process in state.processes or [ProcessState(pid, state.state) for pid in state.pids]:
+            # In TorchServe an id is the number of a port; here it follows the pid.
+            add(FIRST_WORKER + process.pid, process, each, state.device)
+    failed = any(each.state.state == _FAILED for each in serving)
+    while len(found) < least:
+        absent = ProcessState(-1, _FAILED if failed else "loading", time.time())
+        add(FIRST_WORKER, absent, None, serving[0].state.device if serving else "")
     if total is not None and len(found) > total:
         stay = sorted(found, key=lambda number: found[number]["state"] != _READY)[:total]
         found = {number: found[number] for number in stay}

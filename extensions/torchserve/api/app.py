@@ -30,7 +30,7 @@ from api.routes.paths import Route, Routes
 from api.services import Services
 from extensions.torchserve.api import tokens
 from extensions.torchserve.api.descriptions import Interface, Row, TokenKind
-from extensions.torchserve.api.parts import Parts, config_of, parts_of
+from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.api.replies import (
     REQUEST_ID,
     Kind,
@@ -67,7 +67,7 @@ class TorchServe:
     def __init__(self, services: Services) -> None:
         config = config_of(services)
         self._services = services
-        self._reporter = parts_of(services).reporter
+        self._reporter = services.of(Parts).reporter
         self._ports = interfaces_by_port(config)
         self._headers = fixed_headers(config)
         self._origin = config.cors_allowed_origin

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 
 from api.http.messages import Reply, Request
 from api.services import Services
-from extensions.torchserve.api.parts import config_of, parts_of
+from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.config.metrics_config import BUCKETS, LEGACY, MetricSpec, MetricType
 from extensions.torchserve.config.settings import TorchServeConfig
 from extensions.torchserve.logs.lines import Labels, number
@@ -47,7 +47,7 @@ async def get_metrics(services: Services, request: Request, *_below: str) -> Rep
     config = config_of(services)
     if config.metrics_mode == "log":
         return Reply(200, b"", CONTENT_TYPE)
-    reporter = parts_of(services).reporter
+    reporter = services.of(Parts).reporter
     await reporter.report()
     specs = [
         spec

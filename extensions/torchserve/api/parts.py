@@ -19,11 +19,6 @@ class Parts:
     tickets: Counter[str] = field(default_factory=Counter)
 
 
-def parts_of(services: Services) -> Parts:
-    """Return the shared parts; the endpoints here run only where they are."""
-    return services.of(Parts)
-
-
 def config_of(services: Services) -> TorchServeConfig:
     """Return the configuration."""
-    return parts_of(services).config
+    return services.of(Parts).config

@@ -31,8 +31,6 @@ SNAPSHOT_S: Final = 2.0
 _LOOK_S: Final = 0.01
 _NO_MEMORY: Final = ("MemoryError", "OutOfMemoryError", "CUDA")
 
-MakeChanges = Callable[[Registry], list[Change]]
-
 
 def registry_of(services: Services) -> ModelRegistry:
     """Return the registry of this process.
@@ -80,7 +78,7 @@ def version_of(model: RegisteredModel, version: str) -> str:
 
 
 async def change(
-    services: Services, request: Request, name: str, make: MakeChanges
+    services: Services, request: Request, name: str, make: Callable[[Registry], list[Change]]
 ) -> RegisteredModel | None:
     """Change a model, again if another client changes it at the same time.
 

@@ -26,7 +26,6 @@ from extensions.torchserve.api.management.changes import (
 from extensions.torchserve.api.management.model_descriptions import (
     describe,
     details_of,
-    is_ready,
     serving_of,
     url_of,
 )
@@ -128,7 +127,8 @@ async def readiness(services: Services, _: Request, name: str) -> Answer:
     """Return whether a model has a worker, as KServe asks."""
     model = model_of(await registry_of(services).read(), name)
     reports = await services.queue.worker_states()
-    return json_reply({"name": model.name, "ready": is_ready(model, reports)})
+    serving = serving_of(name, model.default_version, reports.values())
+    return json_reply({"name": name, "ready": any(one.state.ready for one in serving)})
 
 
 async def scale(services: Services, request: Request, name: str, version: str = "") -> Answer:

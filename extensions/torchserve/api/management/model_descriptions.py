@@ -76,13 +76,6 @@ async def describe(
     ]
 
 
-def is_ready(model: RegisteredModel, reports: Mapping[str, WorkerReport]) -> bool:
-    """Return whether the default version of a model has a model process."""
-    return any(
-        one.state.ready for one in serving_of(model.name, model.default_version, reports.values())
-    )
-
-
 def serving_of(name: str, version: str, reports: Collection[WorkerReport]) -> list[Serving]:
     """Return the workers that serve a version."""
     found = []

@@ -33,7 +33,7 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api.parts import config_of, parts_of
+from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
 from extensions.torchserve.api.predictions.sequences import (
@@ -360,7 +360,7 @@ async def _ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]
     if not model.options.get(JOB_TICKET):
         yield
         return
-    held = parts_of(services).tickets
+    held = services.of(Parts).tickets
     reports = await services.queue.worker_states()
     (depth,) = await services.queue.depths([keys.queue_name(model.name)])
     ready = sum(

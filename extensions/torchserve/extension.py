@@ -6,7 +6,8 @@ A process that no setting or model gives anything to do here imports this module
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.config.model.handler_reference import HandlerReference
     from headrace.config.settings import Settings
     from headrace.handler import Handler
-    from headrace.models.extension import ModelFolder, ModelsPart, PipelineArchive
+    from headrace.models.extension import ModelsPart
     from headrace.observability.extension import LogFiles, LogsPart
     from headrace.observability.worker_report import Figures
     from workers.extension import Observer, WorkerPart
@@ -40,6 +41,16 @@ _IN_PLACE: Final = {
     r"/ping(/|$)": f"Use GET /ready, or GET /live for the process alone; {_SEE}",
     r"/models(/|$)": f"In place of TorchServe's /models use GET /api/v1/models; {_SEE}",
 }
+
+
+def _late(path: str) -> Callable[..., Any]:
+    """Return a function of a module here, which a call imports."""
+    module, _, name = path.partition(":")
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(f"extensions.torchserve.{module}"), name)(*arguments)
+
+    return call
 
 
 def _api() -> ApiPart:
@@ -102,30 +113,12 @@ def _models() -> ModelsPart:
 
     return ModelsPart(
         described_by="MAR-INF/MANIFEST.json",
-        read=_read_archive,
-        check=_check_options,
-        handler_problem=_handler_problem,
+        read=_late("config.archive:read"),
+        check=_late("config.archive:check"),
+        handler_problem=_late("config.archive:handler_problem"),
         defaults=_defaults,
-        pipelines={".war": _read_workflow},
+        pipelines={".war": _late("config.workflow:read_workflow")},
     )
-
-
-def _read_archive(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
-    from extensions.torchserve.config.archive import read
-
-    return read(folder, label, given)
-
-
-def _check_options(values: Mapping[str, Any]) -> None:
-    from extensions.torchserve.config.archive import check
-
-    check(values)
-
-
-def _handler_problem(reference: HandlerReference, folder: Path) -> str | None:
-    from extensions.torchserve.config.archive import handler_problem
-
-    return handler_problem(reference, folder)
 
 
 def _defaults() -> Mapping[str, Any]:
@@ -134,22 +127,10 @@ def _defaults() -> Mapping[str, Any]:
     return DEFAULTS
 
 
-def _read_workflow(folder: Path, label: str) -> PipelineArchive:
-    from extensions.torchserve.config.workflow import read_workflow
-
-    return read_workflow(folder, label)
-
-
 def _logs() -> LogsPart:
     from headrace.observability.extension import LogsPart
 
-    return LogsPart(line=_log_line, files=_log_files)
-
-
-def _log_line(event: MutableMapping[str, Any]) -> str:
-    from extensions.torchserve.logs.lines import log_line
-
-    return log_line(event)
+    return LogsPart(line=_late("logs.lines:log_line"), files=_log_files)
 
 
 def _log_files(file: Path | None, log_format: str) -> LogFiles | None:

@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Final
 
 from headrace.config.extensions import Command, Extension
 
 
-def _bench() -> Any:
-    from extensions.tuning.cli.bench import bench_group
+def _command(name: str, function: str = "") -> Command:
+    def load() -> Any:
+        return getattr(import_module(f"extensions.tuning.cli.{name}"), function or name)
 
-    return bench_group
-
-
-def _optimize() -> Any:
-    from extensions.tuning.cli.optimize import optimize
-
-    return optimize
-
-
-def _profile() -> Any:
-    from extensions.tuning.cli.profile import profile
-
-    return profile
-
-
-def _tune() -> Any:
-    from extensions.tuning.cli.tune import tune
-
-    return tune
+    return Command(load=load)
 
 
 EXTENSION: Final = Extension(
     name="tuning",
     summary="The commands that measure, optimize, profile and tune models",
     commands={
-        "bench": Command(load=_bench),
-        "optimize": Command(load=_optimize),
-        "profile": Command(load=_profile),
-        "tune": Command(load=_tune),
+        "bench": _command("bench", "bench_group"),
+        "optimize": _command("optimize"),
+        "profile": _command("profile"),
+        "tune": _command("tune"),
     },
 )

@@ -1,14 +1,35 @@
-"""The load of this machine, and the warning of every measurement that it spoils."""
+"""This machine: its CPU, devices and load, and the warning of measurements that it spoils."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 #: From this part of the cores on, other programs change the figures of a measurement.
 _BUSY: Final = 0.5
+
+
+def cpu_name() -> str:
+    """Return the name of the CPU, else that of its architecture."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def nvidia_devices() -> list[Any]:
+    """Return NVML's handles of the devices; NVML stays open until this process ends."""
+    with contextlib.suppress(Exception):  # NVML has an error class for each code
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetHandleByIndex(n) for n in range(pynvml.nvmlDeviceGetCount())]
+    return []
 
 
 def load_average() -> float | None:
@@ -25,11 +46,7 @@ def load_facts() -> dict[str, Any]:
 
 
 def busy_warning(environment: Mapping[str, Any]) -> str:
-    """Return the warning with which a report begins; "" if the machine was quiet.
-
-    Args:
-        environment: that of the measurement, with `load_facts`.
-    """
+    """Return the warning of an environment with `load_facts`; "" if the machine was quiet."""
     load, cores = environment.get("load_before"), environment.get("host_cores")
     # Files that were written elsewhere may have anything.
     if not isinstance(load, int | float) or not isinstance(cores, int) or load < cores * _BUSY:

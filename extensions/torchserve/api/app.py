@@ -30,16 +30,17 @@ from api.routes.paths import Route, Routes
 from api.services import Services
 from extensions.torchserve.api import tokens
 from extensions.torchserve.api.descriptions import Interface, Row, TokenKind
-from extensions.torchserve.api.errors import (
-    METHOD_NOT_ALLOWED,
-    NOT_FOUND,
+from extensions.torchserve.api.parts import Parts, config_of
+from extensions.torchserve.api.replies import (
+    REQUEST_ID,
+    Kind,
     TorchServeError,
     error_reply,
+    fixed_headers,
+    new_request_id,
     reply_to,
     unexpected,
 )
-from extensions.torchserve.api.parts import Parts, config_of, parts_of
-from extensions.torchserve.api.replies import REQUEST_ID, fixed_headers, new_request_id
 from extensions.torchserve.api.reporter import TorchServeReporter
 from extensions.torchserve.api.table import ANY, in_table, paths_of
 from extensions.torchserve.config.launch import CONFIG_NAME, address_of
@@ -66,7 +67,7 @@ class TorchServe:
     def __init__(self, services: Services) -> None:
         config = config_of(services)
         self._services = services
-        self._reporter = parts_of(services).reporter
+        self._reporter = services.of(Parts).reporter
         self._ports = interfaces_by_port(config)
         self._headers = fixed_headers(config)
         self._origin = config.cors_allowed_origin
@@ -82,7 +83,8 @@ class TorchServe:
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request; return False for one of the native API."""
         services = self._services
-        interfaces = self._interfaces(scope)
+        server = scope.get("server")
+        interfaces = self._ports.get(server[1] if server else None, _ALL)
         segments = stripped(segments_of(scope))
         if "inference" in interfaces:
             if is_native(segments, interfaces):
@@ -124,8 +126,7 @@ class TorchServe:
         token: TokenKind = next((one.row.token for one in by_method.values()), "")
         if route is None and not token:  # the root of the metrics port has its description only
             return error_reply(
-                404,
-                NOT_FOUND,
+                Kind.NOT_FOUND,
                 f"there is nothing at {request.path[:256]} on this port. OPTIONS / lists the paths",
             )
         services = self._services
@@ -145,17 +146,13 @@ class TorchServe:
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             return unexpected(error, request.path)
 
-    def _interfaces(self, scope: Scope) -> Interfaces:
-        server = scope.get("server")
-        return self._ports.get(server[1] if server else None, _ALL)
-
 
 def _refuse(request: Request, by_method: Iterable[str]) -> Reply:
     allowed = ", ".join(method for method in by_method if method != "HEAD")
     message = (
         f"{request.method[:32]} is not allowed on {request.path[:256]}. Allowed here: {allowed}"
     )
-    return error_reply(405, METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
+    return error_reply(Kind.METHOD_NOT_ALLOWED, message, ((b"allow", allowed.encode()),))
 
 
 def build(services: Services, file: Path) -> TorchServe:

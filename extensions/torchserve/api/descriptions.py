@@ -7,8 +7,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 from api.http.messages import Answer
 
-OPENAPI_VERSION: Final = "3.0.1"
-
 Interface = Literal["inference", "management", "metrics"]
 #: The token that a request needs; "" for none.
 TokenKind = Literal["inference", "management", ""]
@@ -48,11 +46,9 @@ class Row(NamedTuple):
 
     Attributes:
         interface: None for all of them.
-        method: as the description has it.
         path: a template; `{name}` is one part of a path, `{name:path}` is the rest of it.
         token: what all methods of the path need.
         name: "" for what the description leaves out.
-        body: it has a body of any type.
         success: the content of its answer; None for any bytes.
         accepts: it can answer 202 before it has ended.
         any_method: it serves each method for which its path has no other row.
@@ -80,7 +76,7 @@ def document(title: str, version: str, rows: Iterable[Row]) -> dict[str, Any]:
         if row.name:
             paths.setdefault(row.path, {})[row.method] = _described(row)
     return {
-        "openapi": OPENAPI_VERSION,
+        "openapi": "3.0.1",
         "info": {"title": title, "version": version},
         "paths": paths,
     }

@@ -13,13 +13,13 @@ from urllib.parse import parse_qs
 
 from api.http.messages import Reply, Request
 from api.services import Services
-from extensions.torchserve.api.parts import config_of, parts_of
+from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.config.metrics_config import BUCKETS, LEGACY, MetricSpec, MetricType
 from extensions.torchserve.config.settings import TorchServeConfig
-from extensions.torchserve.logs.lines import number
+from extensions.torchserve.logs.lines import Labels, number
 from extensions.torchserve.metrics.recorder import device_values, host_values, version_labels
-from extensions.torchserve.metrics.totals import Labels, Series, merged, read_commands
-from extensions.torchserve.redis.keys import METRICS
+from extensions.torchserve.metrics.totals import Series, merged
+from extensions.torchserve.redis.keys import METRICS, metrics
 from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import WorkerReport
 from headrace.queue.job_queue import Depth, read_depths
@@ -28,7 +28,7 @@ from headrace.redis.script_client import AsyncScriptClient
 from headrace.redis.scripts import queues as queue_scripts
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
-_NAMES: Final = "name[]"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _VERSION: Final = ("model_name", "model_version")
 #: What TorchServe lacks: how much waits and runs, for autoscaling.
 DEPTH: Final = MetricSpec("ts_queue_depth", MetricType.GAUGE, "Count", _VERSION)
@@ -47,7 +47,7 @@ async def get_metrics(services: Services, request: Request, *_below: str) -> Rep
     config = config_of(services)
     if config.metrics_mode == "log":
         return Reply(200, b"", CONTENT_TYPE)
-    reporter = parts_of(services).reporter
+    reporter = services.of(Parts).reporter
     await reporter.report()
     specs = [
         spec
@@ -62,46 +62,44 @@ async def get_metrics(services: Services, request: Request, *_below: str) -> Rep
     ]
     shown += _measured(await _hosts(services, config), reporter.specs)
     shown += _queues(services.catalog.served, await _depths(services))
-    names = parse_qs(request.query_string.decode("latin-1")).get(_NAMES, ())
+    names = parse_qs(request.query_string.decode("latin-1")).get("name[]", ())
     return Reply(200, text_of((*specs, *_ADDED), shown, names), CONTENT_TYPE)
 
 
 async def _read(services: Services) -> list[Series]:
-    """Return what all processes have counted."""
     redis = AsyncScriptClient(services.client)
     [members] = await redis.read_all([("ZRANGE", METRICS, 0, -1)])
     names = sorted(raw.decode("utf-8", "replace") for raw in members)
-    replies: list[Any] = await redis.read_all(read_commands(names))
+    commands = [("HGETALL", metrics(name)) for name in names]
+    replies: list[Any] = await redis.read_all(commands)
     return merged(zip(names, replies, strict=True))
 
 
 async def _hosts(services: Services, config: TorchServeConfig) -> Mapping[str, WorkerReport]:
-    """Return the reports of the live workers, which have the figures of their hosts."""
     if config.disable_system_metrics or config.metrics_mode != "prometheus":
         return {}
     return (await services.scraper.read()).workers
 
 
 async def _depths(services: Services) -> Mapping[str, Depth]:
-    """Return the state of the queues of each model and of its versions."""
     queues = [
         queue
         for model in services.catalog.served
-        for queue in (model.queue, *_version_queues(services, model))
+        for queue in (
+            model.queue,
+            *(
+                keys.version_queue(model.name, version)
+                for version in services.catalog.versions.get(model.name) or (model.version,)
+            ),
+        )
     ]
     reply = await AsyncScriptClient(services.client).call(queue_scripts.depth(queues))
     return {one.queue: one for one in read_depths(queues, reply)}
 
 
-def _version_queues(services: Services, model: ModelConfig) -> list[str]:
-    versions = services.catalog.versions.get(model.name, {})
-    return [keys.version_queue(model.name, one) for one in versions or (model.version,)]
-
-
 def _measured(
     workers: Mapping[str, WorkerReport], specs: Mapping[str, MetricSpec]
 ) -> Iterator[Series]:
-    """Yield the metrics of the hosts."""
     # Several workers may measure the same host, and may share a GPU.
     found: dict[tuple[str, Labels], float] = {}
     for worker in workers.values():
@@ -155,7 +153,6 @@ def text_of(
 
     Args:
         families: what is shown also without series, in this order.
-        series: in any order.
         names: the samples that are shown; empty for all. A metric without one is left out.
     """
     found = {spec.name: (spec.type, spec.unit, list[Series]()) for spec in families}
@@ -191,8 +188,4 @@ def _samples(one: Series) -> Iterator[tuple[str, Labels, float]]:
 
 
 def _labels(labels: Labels) -> str:
-    return "".join(f'{name}="{_escaped(value)}",' for name, value in labels)
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return "".join(f'{name}="{value.translate(_ESCAPES)}",' for name, value in labels)

@@ -12,24 +12,13 @@ from extensions.torchserve.config.settings import TorchServeConfig
 
 @dataclass(frozen=True)
 class Parts:
-    """What the endpoints here share, besides the services.
-
-    Attributes:
-        reporter: takes the metrics.
-        tickets: the requests that this process has taken for each model that takes one only if a
-            model process is idle.
-    """
+    """What the endpoints here share; `tickets` counts requests by model for `useJobTicket`."""
 
     config: TorchServeConfig
     reporter: TorchServeReporter
     tickets: Counter[str] = field(default_factory=Counter)
 
 
-def parts_of(services: Services) -> Parts:
-    """Return the shared parts; the endpoints here run only where they are."""
-    return services.of(Parts)
-
-
 def config_of(services: Services) -> TorchServeConfig:
     """Return the configuration."""
-    return parts_of(services).config
+    return services.of(Parts).config

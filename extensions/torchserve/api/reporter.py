@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Final
 
 import redis.asyncio
 from typing_extensions import override
@@ -26,8 +25,6 @@ from extensions.torchserve.metrics.recorder import (
 )
 from headrace.config.model.catalog import Catalog
 from headrace.redis.script_client import AsyncScriptClient
-
-TARGET_MAX_CHARS: Final = 512
 
 
 class TorchServeReporter(BackgroundReporter):
@@ -65,9 +62,7 @@ class TorchServeReporter(BackgroundReporter):
             target = f"{target}?{query.decode('latin-1')}"
         took_ms = (time.perf_counter() - began) * 1000
         client = scope.get("client")
-        self._metrics.access(
-            access_text(client, scope["method"], target[:TARGET_MAX_CHARS], status, took_ms)
-        )
+        self._metrics.access(access_text(client, scope["method"], target[:512], status, took_ms))
         if not self._flushing and self._metrics.flush_later():
             self._flushing = True
             asyncio.get_running_loop().call_later(FLUSH_S, self._flush)
@@ -81,7 +76,8 @@ class TorchServeReporter(BackgroundReporter):
         """
         self._metrics.flush()
         async with self._lock:
-            changes, command = self._metrics.totals.take(self._served())
+            served = {model.name for model in self._catalog.served}
+            changes, command = self._metrics.totals.take(served)
             if command is None:
                 return
             try:
@@ -90,9 +86,6 @@ class TorchServeReporter(BackgroundReporter):
                 # If only the reply was lost, they count twice, which is better than never.
                 self._metrics.totals.give_back(changes)
                 raise
-
-    def _served(self) -> set[str]:
-        return {model.name for model in self._catalog.served}
 
     def _flush(self) -> None:
         self._flushing = False

@@ -17,14 +17,13 @@ from extensions.torchserve.api.descriptions import (
     Row,
     document,
 )
-from extensions.torchserve.api.errors import METHOD_NOT_ALLOWED, TorchServeError
 from extensions.torchserve.api.management import endpoints as management
 from extensions.torchserve.api.management.changes import model_of, registry_of
 from extensions.torchserve.api.management.registration import register_model
 from extensions.torchserve.api.metrics import get_metrics
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions import predict
-from extensions.torchserve.api.replies import json_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply
 from extensions.torchserve.api.tokens import new_token
 from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 
@@ -36,11 +35,6 @@ _NAMES: Final = ("model_name", "model_version", "workflow_name")
 
 
 async def _describe_prediction(services: Services, _: Request, model: str, *_of: str) -> Reply:
-    """Describe how to predict with a model.
-
-    Raises:
-        ModelNotFound: there is no such model.
-    """
     version = services.catalog.get(model).version
     summary = f"Predict with {model}."
     post, options = _predicts(f"/predictions/{model}", predict.predict, "predictions", summary)
@@ -49,7 +43,6 @@ async def _describe_prediction(services: Services, _: Request, model: str, *_of:
 
 
 async def _describe_model(services: Services, _: Request, name: str, *_of: str) -> Reply:
-    """Describe how to manage a model."""
     name = model_of(await registry_of(services).read(), name).name
     rows = [row for row in _MANAGEMENT if "{model_name}" in row.path]
     return json_reply(document(f"RESTful Management API for: {name}", TORCHSERVE_VERSION, rows))
@@ -61,8 +54,7 @@ async def _describe_port(rows: Sequence[Row], _services: Services, _: Request, *
 
 async def _refuse_root(_: Services, request: Request) -> Answer:
     raise TorchServeError(
-        405,
-        METHOD_NOT_ALLOWED,
+        Kind.METHOD_NOT_ALLOWED,
         f"{request.method[:32]} is not allowed on /. OPTIONS / describes the API of this port, and "
         "GET /docs on the inference port that of Headrace",
     )
@@ -74,8 +66,7 @@ def _if_allowed(endpoint: Endpoint) -> Endpoint:
     async def checked(services: Services, request: Request, *of: str) -> Answer:
         if not config_of(services).enable_model_api:
             raise TorchServeError(
-                405,
-                METHOD_NOT_ALLOWED,
+                Kind.METHOD_NOT_ALLOWED,
                 "Models cannot be registered or unregistered here. Start the server with "
                 "--enable-model-api, or set enable_model_api=true",
             )

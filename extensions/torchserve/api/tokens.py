@@ -6,25 +6,18 @@ Health, metrics and descriptions need no token.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from functools import lru_cache
-from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import cast
 
 from api.auth.authenticator import Needs, open_operations
 from api.http.messages import Answer, Request
 from api.services import Services
 from extensions.torchserve.api.descriptions import TokenKind
-from extensions.torchserve.api.errors import INVALID_KEY, NOT_FOUND, TorchServeError
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import json_reply
-from extensions.torchserve.config.key_file import KeyKind, KeyReader, renew
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply
+from extensions.torchserve.config.key_file import KeyKind, present_keys, renew
 from headrace.access.api_key import Scope
 from headrace.errors import ConfigError, Unauthorized
-
-#: Begins the text of an API key of Headrace.
-_OWN: Final = "hr_"
-_Renewed = Literal["management", "inference"]
 
 
 async def check(services: Services, request: Request, kind: TokenKind) -> None:
@@ -58,7 +51,7 @@ def check_native(services: Services, request: Request, needs: Needs | None) -> N
     if needs is None or needs in open_operations(services.settings):
         return
     kinds: tuple[KeyKind, ...] = ("management", "inference")
-    error = TorchServeError(400, INVALID_KEY, "")
+    error = TorchServeError(Kind.INVALID_KEY, "")
     for kind in kinds[:1] if needs is Scope.MANAGE else kinds:
         try:
             _check_token(services, request, kind)
@@ -76,59 +69,49 @@ async def new_token(services: Services, request: Request) -> Answer:
     config = config_of(services)
     if config.disable_token_authorization:
         raise TorchServeError(
-            404, NOT_FOUND, "There is no /token here: token authorization is disabled"
+            Kind.NOT_FOUND, "There is no /token here: token authorization is disabled"
         )
     if services.authenticator is not None and _has_own(request):
         await services.authenticator.admit(request, Scope.MANAGE)
     else:
         _check_token(services, request, "API")
     kind = read_query(request).text("type")
-    for known in get_args(_Renewed):
-        if kind == known:
-            try:
-                return json_reply(renew(config.key_file, known, config.token_expiration_min))
-            except ConfigError as error:
-                raise TorchServeError(400, INVALID_KEY, error.message) from None
-    raise TorchServeError(
-        400, INVALID_KEY, "The parameter type is missing or unknown: give management or inference"
-    )
+    if kind not in ("management", "inference"):
+        raise TorchServeError(
+            Kind.INVALID_KEY,
+            "The parameter type is missing or unknown: give management or inference",
+        )
+    try:
+        key = renew(config.key_file, cast("KeyKind", kind), config.token_expiration_min)
+        return json_reply(key)
+    except ConfigError as error:
+        raise TorchServeError(Kind.INVALID_KEY, error.message) from None
 
 
 def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
-    """Refuse a request without a valid token of this kind.
-
-    Raises:
-        TorchServeError: it has none.
-    """
+    """Refuse a request without a valid token of this kind."""
     config = config_of(services)
     name = "API key" if kind == "API" else f"{kind} token"
     where = f"{config.key_file.name} has it"
     text = _bearer(request)
     if not text:
         raise TorchServeError(
-            400,
-            INVALID_KEY,
+            Kind.INVALID_KEY,
             f"The request has no {name}. Send it as `Authorization: Bearer …`; {where}",
         )
     try:
-        key = _reader(config.key_file).keys().of(kind)
+        key = present_keys(config.key_file).of(kind)
     except ConfigError as error:
         raise TorchServeError(
-            400, INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
+            Kind.INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
         ) from None
     if key is None or not key.is_text(text):
-        raise TorchServeError(400, INVALID_KEY, f"The {name} is not the present one; {where}")
+        raise TorchServeError(Kind.INVALID_KEY, f"The {name} is not the present one; {where}")
     if key.expired(datetime.now(UTC)):
         raise TorchServeError(
-            400,
-            INVALID_KEY,
+            Kind.INVALID_KEY,
             f"The {name} has expired. GET /token?type={kind} with the API key makes another one",
         )
-
-
-@lru_cache(maxsize=16)
-def _reader(path: Path) -> KeyReader:
-    return KeyReader(path)
 
 
 def _bearer(request: Request) -> str:
@@ -137,5 +120,4 @@ def _bearer(request: Request) -> str:
 
 
 def _has_own(request: Request) -> bool:
-    """Return whether a request has an API key of Headrace."""
-    return request.has(b"x-api-key") or _bearer(request).startswith(_OWN)
+    return request.has(b"x-api-key") or _bearer(request).startswith("hr_")

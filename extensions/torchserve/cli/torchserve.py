@@ -19,8 +19,6 @@ from headrace.cli.shared import output
 from headrace.errors import HeadraceError
 
 _RUNNING: Final = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
-#: Flags that have no effect, with the name of what they take.
-_UNUSED: Final = {"--log-config": "FILE", "--cpp-log-config": "FILE"}
 
 
 def torchserve(context: typer.Context) -> None:
@@ -63,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
         "--models", metavar="MODEL", nargs="+", default=[],
         help="models to load at the start: archive.mar, name=archive.mar, or all",
     )  # fmt: skip
-    for name, value in _UNUSED.items():
-        parser.add_argument(name, metavar=value, default="", help="no effect")
+    for name in ("--log-config", "--cpp-log-config"):
+        parser.add_argument(name, metavar="FILE", default="", help="no effect")
     parser.add_argument("--foreground", action="store_true", help="do not return; show the log")
     parser.add_argument(
         "--no-config-snapshots", "--ncs", action="store_true", dest="no_snapshots",
@@ -107,23 +105,17 @@ def _start(options: argparse.Namespace, arguments: Sequence[str]) -> None:
         _fail(_RUNNING)
     try:
         launch = _launch(options)
-        _serve(launch, options, arguments)
+        if not options.foreground:
+            # The server itself reports what is wrong, and this process has its exit status.
+            if not process.start_in_background(arguments):
+                sys.exit(1)
+            return
+        from extensions.torchserve.server.server import TorchServer
+
+        with process.pid_written():
+            TorchServer(launch, os.environ, options.ready_fd).run()
     except HeadraceError as error:
         _fail(output.error_text(error) or error.code)
-
-
-def _serve(launch: Launch, options: argparse.Namespace, arguments: Sequence[str]) -> None:
-    from extensions.torchserve.server import process
-
-    if not options.foreground:
-        # The server itself reports what is wrong, and this process has its exit status.
-        if not process.start_in_background(arguments):
-            sys.exit(1)
-        return
-    from extensions.torchserve.server.server import TorchServer
-
-    with process.pid_written():
-        TorchServer(launch, os.environ, options.ready_fd).run()
 
 
 def _launch(options: argparse.Namespace) -> Launch:

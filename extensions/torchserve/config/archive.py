@@ -56,7 +56,6 @@ def read(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
     """Return the model of a folder with a manifest.
 
     Args:
-        label: the source, in messages.
         given: the keys that the models file sets itself.
 
     Raises:
@@ -104,12 +103,7 @@ def read(folder: Path, label: str, given: Collection[str]) -> ModelFolder:
 
 
 def _model_config(path: Path, label: str) -> ModelYaml:
-    """Return a model-config.yaml; a wrong value there is ignored.
-
-    Raises:
-        ConfigError: a model with these settings cannot run here, or the file is too large or nested
-            too deeply.
-    """
+    """Return a model-config.yaml; a wrong value there is ignored."""
     try:
         found = read_model_config(path)
     except ConfigError as error:
@@ -156,7 +150,6 @@ def archive_handler(folder: Path, written: str) -> str:
     """Return the handler of an archive as an option: TorchServe's with a mark, ours as it is.
 
     Args:
-        folder: the folder of the archive.
         written: the handler, as a manifest or a request to TorchServe has it.
 
     Raises:

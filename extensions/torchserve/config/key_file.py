@@ -16,6 +16,7 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
@@ -31,17 +32,10 @@ STATIC_KEYS: Final[Mapping[str, KeyKind]] = {
     "HEADRACE_TORCHSERVE_INFERENCE_KEY": "inference",
     "HEADRACE_TORCHSERVE_API_KEY": "API",
 }
-_SECRET_BYTES: Final = 6
-_MODE: Final = 0o600
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One key.
-
-    Attributes:
-        key: its text.
-        expires: when it expires, in ISO 8601 with the time zone; None for never.
-    """
+    """One key; it expires at an ISO 8601 time with its zone, or never."""
 
     key: Annotated[str, msgspec.Meta(min_length=1)]
     expires: str | None = msgspec.field(name="expiration time", default=None)
@@ -65,15 +59,12 @@ class Keys(msgspec.Struct, frozen=True, omit_defaults=True):
 
     management: Key | None = None
     inference: Key | None = None
-    api: Key | None = msgspec.field(name="API", default=None)
+    API: Key | None = None
 
     def of(self, kind: KeyKind) -> Key | None:
         """Return the key of this kind."""
-        return self.api if kind == "API" else getattr(self, kind)
-
-    def replaced(self, kind: KeyKind, key: Key) -> Keys:
-        """Return the keys with this one in place of that of its kind."""
-        return msgspec.structs.replace(self, **{"api" if kind == "API" else kind: key})
+        found: Key | None = getattr(self, kind)
+        return found
 
 
 def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None = None) -> Keys:
@@ -82,25 +73,18 @@ def make_keys(path: Path, minutes: float, static: Mapping[KeyKind, str] | None =
     Keys of an existing file stay if it has an inference or a management key that does not expire:
     then an operator has written it.
 
-    Args:
-        path: the file; only its owner can read it.
-        minutes: for how long new keys are valid.
-        static: keys that do not expire.
-
     Raises:
         ConfigError: the file cannot be read or written.
     """
     with _changing(path):
         before = _written(path)
-        keys = before if before is not None and _is_of_operator(before) else Keys()
-        for kind, text in (static or {}).items():
-            keys = keys.replaced(kind, Key(text))
-        if keys.management is None:
-            keys = keys.replaced("management", _new_key(minutes))
-        if keys.inference is None:
-            keys = keys.replaced("inference", _new_key(minutes))
-        if keys.api is None:
-            keys = keys.replaced("API", Key(_new_text()))
+        kept = before if before is not None and _is_of_operator(before) else Keys()
+        given = Keys(**{kind: Key(text) for kind, text in (static or {}).items()})
+        keys = Keys(
+            given.management or kept.management or _new_key(minutes),
+            given.inference or kept.inference or _new_key(minutes),
+            given.API or kept.API or Key(_new_text()),
+        )
         _write(path, keys)
         return keys
 
@@ -110,7 +94,7 @@ def static_keys(environ: Mapping[str, str]) -> dict[KeyKind, str]:
     return {kind: environ[name] for name, kind in STATIC_KEYS.items() if environ.get(name)}
 
 
-def renew(path: Path, kind: Literal["management", "inference"], minutes: float) -> Key:
+def renew(path: Path, kind: KeyKind, minutes: float) -> Key:
     """Replace a key in the file, and return the new one. A key that does not expire stays.
 
     Raises:
@@ -122,7 +106,7 @@ def renew(path: Path, kind: Literal["management", "inference"], minutes: float) 
         if present is not None and present.expires is None:
             return present
         key = _new_key(minutes)
-        _write(path, keys.replaced(kind, key))
+        _write(path, msgspec.structs.replace(keys, **{kind: key}))
         return key
 
 
@@ -154,29 +138,22 @@ def read_keys(path: Path) -> Keys:
         ) from error
 
 
-class KeyReader:
-    """The keys of a file, which is read again when it has changed."""
+def present_keys(path: Path) -> Keys:
+    """Return the keys of a file, which is read again when it has changed.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._signature: tuple[int, int, int] | None = None
-        self._keys = Keys()
+    Raises:
+        ConfigError: the file does not exist, or cannot be read.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return read_keys(path)
+    return _keys_of(path, status.st_mtime_ns, status.st_ino, status.st_size)
 
-    def keys(self) -> Keys:
-        """Return the present keys.
 
-        Raises:
-            ConfigError: the file does not exist, or cannot be read.
-        """
-        try:
-            status = self._path.stat()
-        except OSError:
-            return read_keys(self._path)
-        signature = (status.st_mtime_ns, status.st_ino, status.st_size)
-        if signature != self._signature:
-            self._keys = read_keys(self._path)
-            self._signature = signature
-        return self._keys
+@lru_cache(maxsize=16)
+def _keys_of(path: Path, *_signature: int) -> Keys:
+    return read_keys(path)
 
 
 def _is_of_operator(keys: Keys) -> bool:
@@ -198,16 +175,12 @@ def _new_key(minutes: float) -> Key:
 
 
 def _new_text() -> str:
-    return secrets.token_urlsafe(_SECRET_BYTES)
+    return secrets.token_urlsafe(6)
 
 
 @contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """Let one process at a time change the file.
-
-    Raises:
-        ConfigError: it cannot be written.
-    """
+    """Let one process at a time change the file."""
     try:
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -225,7 +198,7 @@ def _changing(path: Path) -> Iterator[None]:
 
 def _write(path: Path, keys: Keys) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with os.fdopen(opened, "wb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(keys), indent=2))

@@ -29,13 +29,9 @@ CONFIG_NAME: Final = "config.properties"
 KEY_FILE: Final = "key_file.json"
 LOGS: Final = "logs"
 ALL: Final = "all"
-_ENV_CONFIG: Final = "TS_CONFIG_FILE"
 _ENV_PREFIX: Final = "TS_"
-_COMMAND_LINE: Final = "the command line"
 #: Fields of TorchServeConfig that are no keys of config.properties.
 _OURS: Final = frozenset({"key_file", "log_location", "metrics_location", "snapshot_folder"})
-#: Keys that no snapshot has.
-_SECRET: Final = frozenset({"keystore_pass"})
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -57,10 +53,9 @@ class Address(NamedTuple):
     """Where one interface listens.
 
     Attributes:
-        key: the key of config.properties.
         scheme: `http`, `https` or `unix`.
         host: its address; the path of a Unix socket.
-        port: its port; 0 for a Unix socket.
+        port: 0 for a Unix socket.
     """
 
     key: str
@@ -88,9 +83,6 @@ class Launch(NamedTuple):
         config: what the API and the model processes read.
         others: the values of the keys that only the launcher uses.
         values: all keys and values, for snapshots.
-        file: the file that was read; None without one.
-        is_snapshot: whether the file is a snapshot that was found.
-        workflow_store: the workflow store; None if none is given.
         addresses: the addresses to listen on, each once; the first is the inference address.
         notices: what has no effect, and why: one line each.
     """
@@ -146,18 +138,25 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
     log_location = folder / (environ.get("LOG_LOCATION") or LOGS)
     snapshots = None if flags.no_snapshots else log_location / snapshot.FOLDER
     file, is_snapshot = _config_file(flags, environ, folder, snapshots)
-    where = str(file) if file is not None else _COMMAND_LINE
+    where = str(file) if file is not None else "the command line"
     values = with_variables(read_properties(file), environ, where) if file is not None else {}
     extra = {key: value for key, value in values.items() if key in snapshot.KEYS}
     values = {key: value for key, value in values.items() if key not in extra.keys() | _OURS}
     values |= _from_flags(flags)
     if _is_true(values.get("enable_envvars_config", "")):
         values |= _from_environ(environ, values)
-    oip = environ.get("TS_OPEN_INFERENCE_PROTOCOL", "")
-    if oip:
+    if oip := environ.get("TS_OPEN_INFERENCE_PROTOCOL", ""):
         values["ts_open_inference_protocol"] = oip
     read = parse_config(values, where)
-    config = _with_paths(read.config, environ, folder, snapshots)
+    metrics = read.config.metrics_config
+    config = structs.replace(
+        read.config,
+        metrics_config=folder / metrics if metrics is not None else None,
+        key_file=folder / KEY_FILE,
+        log_location=log_location,
+        metrics_location=folder / (environ.get("METRICS_LOCATION") or LOGS),
+        snapshot_folder=snapshots,
+    )
     others = {**read.launcher, **extra}
     stores: dict[str, Path | None] = {"model_store": None, "workflow_store": None}
     for key in stores.keys() & others.keys():
@@ -166,7 +165,7 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
     return Launch(
         config,
         others,
-        {key: text for key, text in {**values, **extra}.items() if key not in _SECRET},
+        {key: text for key, text in {**values, **extra}.items() if key != "keystore_pass"},
         file,
         is_snapshot,
         stores["model_store"],
@@ -177,7 +176,6 @@ def merge(flags: Flags, environ: Mapping[str, str], folder: Path) -> Launch:
 
 
 def _flag_notices(flags: Flags) -> list[str]:
-    """Return what replaces the options that have no effect."""
     found = []
     if flags.log_config:
         found.append(
@@ -202,12 +200,8 @@ def _notices(read: ReadConfig, where: str) -> list[str]:
 def _config_file(
     flags: Flags, environ: Mapping[str, str], folder: Path, snapshots: Path | None
 ) -> tuple[Path | None, bool]:
-    """Return the file with the configuration, and whether it is a snapshot that was found.
-
-    Raises:
-        ConfigError: the file that was named does not exist.
-    """
-    named = environ.get(_ENV_CONFIG) or flags.ts_config
+    """Return the file with the configuration, and whether it is a snapshot that was found."""
+    named = environ.get("TS_CONFIG_FILE") or flags.ts_config
     if named:
         path = folder / Path(named).expanduser()
         if not path.is_file():
@@ -232,7 +226,6 @@ def _from_flags(flags: Flags) -> dict[str, str]:
 
 
 def _from_environ(environ: Mapping[str, str], values: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of `TS_` variables."""
     keys = {*TorchServeConfig.__struct_fields__, *LAUNCHER_KEYS} - _OURS - snapshot.KEYS
     if not _is_true(values.get("use_env_allowed_urls", "")):
         keys.discard("allowed_urls")
@@ -245,28 +238,8 @@ def _from_environ(environ: Mapping[str, str], values: Mapping[str, str]) -> dict
     }
 
 
-def _with_paths(
-    config: TorchServeConfig, environ: Mapping[str, str], folder: Path, snapshots: Path | None
-) -> TorchServeConfig:
-    """Return a configuration with absolute paths."""
-    logs = folder / (environ.get("LOG_LOCATION") or LOGS)
-    metrics = config.metrics_config
-    return structs.replace(
-        config,
-        metrics_config=folder / metrics if metrics is not None else None,
-        key_file=folder / KEY_FILE,
-        log_location=logs,
-        metrics_location=folder / (environ.get("METRICS_LOCATION") or LOGS),
-        snapshot_folder=snapshots,
-    )
-
-
 def _addresses(config: TorchServeConfig, where: str) -> tuple[Address, ...]:
-    """Return the addresses to listen on; equal ones once.
-
-    Raises:
-        ConfigError: one is not an address.
-    """
+    """Return the addresses to listen on; equal ones once."""
     keys = ["inference_address", "management_address"]
     keys += ["metrics_address"] if config.enable_metrics_api else []
     found: dict[tuple[str, int], Address] = {}

@@ -113,7 +113,6 @@ class MetricsConfig:
     """The metrics that are kept.
 
     Args:
-        specs: what metrics.yaml names.
         auto_detect: keep metrics of handlers that it does not name too.
 
     Attributes:
@@ -174,11 +173,6 @@ def read_metrics_yaml(path: Path) -> tuple[MetricSpec, ...]:
 
 
 def _read(found: Any) -> Iterable[MetricSpec]:
-    """Yield the entries of a file.
-
-    Raises:
-        TypeError, ValueError: the file has another form.
-    """
     for section in _SECTIONS:
         for kind, entries in _mapping(_mapping(found, "the file").get(section), section).items():
             try:

@@ -27,24 +27,16 @@ from headrace.errors import ConfigError
 MAX_WORKERS: Final = 256
 #: PyYAML reads about 200 kB a second.
 _MAX_BYTES: Final = 256 * 1024
-_MAX_BATCH: Final = 4096
-_MAX_DELAY_MS: Final = 60_000
 _MAX_S: Final = 86_400
 #: No process loads in this time.
 _LEAST_S: Final = 0.001
-_MS_PER_S: Final = 1000
 _MAX_DEPTH: Final = 100_000_000
-_DEFAULT_BATCH: Final = 1
-_DEFAULT_DELAY_MS: Final = 100
 #: The number of model processes that a request asks for.
 INITIAL_WORKERS: Final = "initialWorkers"
 #: In a request these count as not given, as in TorchServe.
 _NOT_GIVEN: Final = {
-    "batchSize": -1,
-    "maxBatchDelay": -100,
-    "responseTimeout": -1,
-    "startupTimeout": -1,
-}
+    "batchSize": -1, "maxBatchDelay": -100, "responseTimeout": -1, "startupTimeout": -1
+}  # fmt: skip
 #: Members of the `options` of a version, for its description. They are the URL or the name that a
 #: request has registered it by, the runtime that the request has named, and whether the server has
 #: started with it. The last one is another text for each registration, as the archive of the same
@@ -205,7 +197,6 @@ def model_options(
     """Return the options with which a model is registered.
 
     Args:
-        values: its model-config.yaml, as `read_model_config` returns it.
         requested: what a request asks for, by the names of model-config.yaml and INITIAL_WORKERS.
             A number of 0 or less is a choice too.
         workers: the number of model processes where nothing else gives one.
@@ -216,7 +207,7 @@ def model_options(
         for source in (declared, values)
         for key, value in source.items()
         # There, 0 counts as not given.
-        if _fits(key, value) and (key not in _NUMBERS or value > 0)
+        if key in _KEYS and _KEYS[key][1](value) and (key not in _NUMBERS or value > 0)
     }
     given = {n: v for n, v in requested.items() if v != _NOT_GIVEN.get(n, v)}
     batch = {key: value for key, value in given.items() if key in _BATCH}
@@ -228,8 +219,8 @@ def model_options(
     settings = {**defaults, **given, **settings, **batch}
     counts = _yaml_workers(values) or _workers(config, declared, requested, workers)
     return {
-        "max_batch_size": _DEFAULT_BATCH,
-        "max_batch_delay_ms": _DEFAULT_DELAY_MS,
+        "max_batch_size": 1,
+        "max_batch_delay_ms": 100,
         "max_queue_depth": min(max(config.job_queue_size, 1), _MAX_DEPTH),
         **(_one_worker(counts) if has_sequences(values) else counts),
         **_other_options(settings),
@@ -272,7 +263,7 @@ def _other_options(settings: Mapping[str, Any]) -> dict[str, Any]:
         if settings.get(key, 0) > 0:
             options[option] = min(settings[key], most)
     if settings.get("clientTimeoutInMills", 0) > 0:
-        options["expires_s"] = min(settings["clientTimeoutInMills"] / _MS_PER_S, _MAX_S)
+        options["expires_s"] = min(settings["clientTimeoutInMills"] / 1000, _MAX_S)
     if settings.get("deviceType") == "cpu":
         options["device"] = "cpu"
     if settings.get("deviceIds"):
@@ -340,16 +331,12 @@ def _is_devices(value: Any) -> bool:
     return isinstance(value, list) and 0 < len(value) <= 64 and all(fits(one) for one in value)
 
 
-def _fits(key: str, value: Any) -> bool:
-    return key in _KEYS and _KEYS[key][1](value)
-
-
 #: What a request changes although model-config.yaml has it.
 _CHANGED: Final = ("minWorkers", "maxWorkers", "batchSize", "maxBatchDelay")
 #: TorchServe's keys with an integer, with our option and its limit.
 _NUMBERS: Final = {
-    "batchSize": ("max_batch_size", _MAX_BATCH),
-    "maxBatchDelay": ("max_batch_delay_ms", _MAX_DELAY_MS),
+    "batchSize": ("max_batch_size", 4096),
+    "maxBatchDelay": ("max_batch_delay_ms", 60_000),
     "responseTimeout": ("timeout_s", _MAX_S),
     "startupTimeout": ("load_timeout_s", _MAX_S),
     "jobQueueSize": ("max_queue_depth", _MAX_DEPTH),

@@ -12,12 +12,12 @@ from headrace.errors import ConfigError
 _MAX_BYTES: Final = 16 * 1024 * 1024
 _SPACE: Final = " \t\f"
 _LINE_ENDS: Final = re.compile(r"\r\n|\r|\n")
+#: A key with its escapes, and the value behind the separator.
+_ENTRY: Final = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\u([0-9A-Fa-f]{4})|\\(.?)", re.DOTALL)
+_ESCAPED: Final = re.compile(r"[^ -~]|[\\=:#!]")
 _READ: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_WRITTEN: Final = {
-    "\t": r"\t", "\n": r"\n", "\r": r"\r", "\f": r"\f", "\\": r"\\", "=": r"\=", ":": r"\:",
-    "#": r"\#", "!": r"\!",
-}  # fmt: skip
-_HEX_DIGITS: Final = re.compile("[0-9A-Fa-f]{4}")
+_WRITTEN: Final = {char: f"\\{letter}" for letter, char in _READ.items()}
 _VARIABLE: Final = re.compile(r"\$\$([^$]+)\$\$")
 
 
@@ -45,7 +45,14 @@ def read_properties(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path}: {error}", hint="write the character, or four digits") from error
 
 
-def write_properties(values: Mapping[str, str]) -> str:
+def write_properties(path: Path, values: Mapping[str, str]) -> None:
+    """Write a properties file, which appears when it is complete."""
+    temporary = path.with_name(f".{path.name}.new")
+    temporary.write_text(properties_text(values), encoding="ascii")
+    temporary.replace(path)
+
+
+def properties_text(values: Mapping[str, str]) -> str:
     """Return the text of a properties file, in ASCII."""
     return "".join(
         f"{_escaped(key, spaces=True)}={_escaped(value)}\n" for key, value in values.items()
@@ -58,7 +65,8 @@ def parse_properties(text: str) -> dict[str, str]:
     Raises:
         ValueError: a Unicode escape has not four hexadecimal digits.
     """
-    return dict(_entry(line) for line in _logical_lines(text))
+    entries = (_ENTRY.fullmatch(line) for line in _logical_lines(text))
+    return {_unescaped(one[1]): _unescaped(one[2]) for one in entries if one is not None}
 
 
 def with_variables(
@@ -100,50 +108,26 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield line
 
 
-def _entry(line: str) -> tuple[str, str]:
-    end = 0
-    while end < len(line) and line[end] not in "=:" + _SPACE:
-        end += 2 if line[end] == "\\" else 1
-    rest = line[end:].lstrip(_SPACE)
-    if rest[:1] in ("=", ":"):
-        rest = rest[1:].lstrip(_SPACE)
-    return _unescaped(line[:end]), _unescaped(rest)
-
-
 def _unescaped(text: str) -> str:
-    if "\\" not in text:
-        return text
-    found, at = [], 0
-    while at < len(text):
-        char = text[at]
-        at += 1
-        if char != "\\":
-            found.append(char)
-            continue
-        char = text[at : at + 1]
-        at += 1
-        if char != "u":
-            found.append(_READ.get(char, char))
-            continue
-        digits = _HEX_DIGITS.match(text, at)
-        if digits is None:
-            raise ValueError(f"\\u{text[at : at + 4]} has not four hexadecimal digits")
-        found.append(chr(int(digits[0], 16)))
-        at += 4
+    def read(match: re.Match[str]) -> str:
+        if match[1]:
+            return chr(int(match[1], 16))
+        if match[2] == "u":
+            digits = text[match.end() : match.end() + 4]
+            raise ValueError(f"\\u{digits} has not four hexadecimal digits")
+        return _READ.get(match[2], match[2])
+
     # Java writes a character outside the basic plane as two.
-    return "".join(found).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return _ESCAPE.sub(read, text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _escaped(text: str, *, spaces: bool = False) -> str:
-    found = []
-    for place, char in enumerate(text):
-        if char == " " and (spaces or place == 0):
-            found.append("\\ ")
-        elif char in _WRITTEN:
-            found.append(_WRITTEN[char])
-        elif " " <= char <= "~":
-            found.append(char)
-        else:
-            units = char.encode("utf-16-be", "surrogatepass")
-            found += [f"\\u{units[at : at + 2].hex().upper()}" for at in range(0, len(units), 2)]
-    return "".join(found)
+    def write(match: re.Match[str]) -> str:
+        char = match[0]
+        if " " < char < "~":
+            return f"\\{char}"
+        units = char.encode("utf-16-be", "surrogatepass").hex().upper()
+        return _WRITTEN.get(char) or re.sub("(....)", r"\\u\1", units)
+
+    found = _ESCAPED.sub(write, text)
+    return found.replace(" ", "\\ ") if spaces else re.sub("^ ", r"\\ ", found)

@@ -11,7 +11,6 @@ from extensions.torchserve.config.settings import TorchServeConfig
 PREFIX: Final = "ts-seq-"
 #: Each request of a sequence looks at those that wait before it.
 MAX_WAITING: Final = 1000
-_YES: Final = "true"
 
 
 class SequenceKeys(NamedTuple):
@@ -35,14 +34,10 @@ class SequenceKeys(NamedTuple):
         return _value(headers, self.id)
 
     def begun(self, headers: dict[str, Any], name: str) -> dict[str, Any]:
-        """Return the headers with an id; a request without one begins a sequence.
-
-        Args:
-            name: what follows PREFIX in the id of a new sequence.
-        """
+        """Return the headers with an id; a request without one begins a sequence of this name."""
         if self.id_of(headers):
             return headers
-        return {**headers, self.id: f"{PREFIX}{name}", self.start: _YES}
+        return {**headers, self.id: f"{PREFIX}{name}", self.start: "true"}
 
     def ended_by(self, headers: Mapping[str, Any]) -> list[str]:
         """Return the sequences that a reply with these headers ends."""

@@ -44,8 +44,6 @@ UNUSED_KEYS: Final = frozenset(
         "use_native_io", "vmargs",
     }
 )  # fmt: skip
-#: TorchServe takes these words for `ts_open_inference_protocol`.
-_OPEN_INFERENCE: Final = {"oip": "true"}
 
 
 class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +54,6 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         metrics_mode: `log` writes metrics to the log files; `prometheus` serves them too; `legacy`
             serves the `ts_` counters only.
         metrics_config: the metrics.yaml of the user; None for TorchServe's own set.
-        model_metrics_auto_detect: accept metrics that metrics.yaml does not name.
-        disable_system_metrics: leave out the metrics of the host.
         metric_time_interval: seconds between two samples of the host.
         default_workers_per_model: model processes of a registration that gives no number.
         default_response_timeout: seconds for which a request may run.
@@ -66,20 +62,12 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
         job_queue_size: the most requests that wait for one version.
         max_request_size, max_response_size: bytes.
         limit_max_image_pixels: keep Pillow's limit on the size of images.
-        decode_input_request: parse JSON and text for the handler.
-        default_service_handler: the handler of archives that name none.
         service_envelope: the envelope of all handlers: body, json, kserve or kservev2.
         allowed_urls: regular expressions, separated by commas; one must match a model's URL.
-        cors_allowed_origin, cors_allowed_methods, cors_allowed_headers: the headers of the answers
-            to pages of other origins.
         blacklist_env_vars: a regular expression for variables that no model process receives.
-        disable_token_authorization: no token is needed.
         token_expiration_min: minutes for which the tokens of key_file.json hold.
         enable_model_api: models may be registered and unregistered over HTTP.
         ts_open_inference_protocol: serve the paths below `/v2`.
-        ts_header_key_sequence_id, ts_header_key_sequence_start, ts_header_key_sequence_end: names
-            of headers.
-        log_location, metrics_location: folders of the log files.
         load_models: the models that are loaded at the start: `all`, or names and `name=archive`.
         models: the settings of models by name and version, as `models` has them.
         snapshot_folder: where snapshots of the configuration are written; None for no snapshots.
@@ -152,9 +140,7 @@ def read_config(path: Path) -> TorchServeConfig:
 
 def write_config(path: Path, config: TorchServeConfig) -> None:
     """Write a configuration as a properties file, which appears when it is complete."""
-    temporary = path.with_name(f".{path.name}.new")
-    temporary.write_text(write_properties(config_values(config)), encoding="ascii")
-    temporary.replace(path)
+    write_properties(path, config_values(config))
 
 
 def config_values(config: TorchServeConfig) -> dict[str, str]:
@@ -169,9 +155,6 @@ def config_values(config: TorchServeConfig) -> dict[str, str]:
 
 def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
     """Return the configuration of the keys and values of a properties file.
-
-    Args:
-        where: the file, in messages.
 
     Raises:
         ConfigError: values do not fit; the message has one line per key.
@@ -196,18 +179,13 @@ def parse_config(values: Mapping[str, str], where: str) -> ReadConfig:
 
 
 def _value(key: str, text: str, kind: Any) -> Any:
-    """Return the value of a key from its text.
-
-    Raises:
-        ValueError: it does not fit.
-    """
     if key == "models":
         try:
             return msgspec.json.decode(text or "{}", type=dict[str, dict[str, dict[str, Any]]])
         except (msgspec.MsgspecError, UnicodeEncodeError) as error:
             raise ValueError(f"expected JSON of models and versions: {error}") from error
-    if key == "ts_open_inference_protocol":
-        text = _OPEN_INFERENCE.get(text.lower(), text)
+    if key == "ts_open_inference_protocol" and text.lower() == "oip":
+        text = "true"  # as TorchServe takes it
     if get_origin(kind) is Literal:
         text = text.lower()
         *some, last = filter(None, get_args(kind))

@@ -71,9 +71,6 @@ def last_written(state_dir: Path) -> tuple[str, int | None]:
 def read_models(text: str, where: str) -> list[SnapshotModel]:
     """Return the models of `model_snapshot`, in its order.
 
-    Args:
-        where: the file, in messages.
-
     Raises:
         ConfigError: it is not readable.
     """
@@ -111,8 +108,6 @@ def write_snapshot(
 
     Args:
         now: the local time.
-        values: the keys of config.properties.
-        revision: the state of the registry.
 
     Raises:
         OSError: it cannot be written.
@@ -132,8 +127,5 @@ def write_snapshot(
         REVISION_KEY: revision,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    temporary = folder / f".{name}.new"
-    temporary.write_text(write_properties(written), encoding="ascii")
-    temporary.replace(path)
-    return path
+    write_properties(folder / name, written)
+    return folder / name

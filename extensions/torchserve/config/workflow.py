@@ -84,11 +84,7 @@ class Node(NamedTuple):
 
 
 class Workflow(NamedTuple):
-    """A workflow.
-
-    Attributes:
-        handler: the file of its functions.
-    """
+    """A workflow; `handler` is the file of its functions."""
 
     name: str
     handler: str
@@ -108,11 +104,7 @@ class Workflow(NamedTuple):
         return [f"workflow:     {self.name}", *nodes]
 
     def document(self, folder: str) -> dict[str, Any]:
-        """Return the content of a models file with the workflow's models and its pipeline.
-
-        Args:
-            folder: where the workflow's own files are, relative to the models file.
-        """
+        """Return its models and its pipeline as a models file; `folder` has its own files."""
         return {
             "models": {self.model_name(node): self._section(node, folder) for node in self.nodes},
             "pipelines": {self.name: {"stages": dict(map(self._stage, self.nodes))}},
@@ -158,9 +150,6 @@ def read_archives(folder: Path) -> dict[str, str]:
 
 def read_workflow(folder: Path, label: str) -> Workflow:
     """Return the workflow in a folder, which is an unpacked archive. Nothing is imported.
-
-    Args:
-        label: the archive, in messages.
 
     Raises:
         ConfigError: it is no workflow, or no pipeline can express it; one line for each mistake,
@@ -270,7 +259,6 @@ def _options(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _graph(section: object, problems: list[str]) -> dict[str, list[str]]:
-    """Return the sources of each node, in the order of the file."""
     if not isinstance(section, dict) or not section:
         problems.append("dag: expected a mapping of each node to a list of the next ones")
         return {}

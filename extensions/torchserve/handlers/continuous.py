@@ -34,7 +34,6 @@ class _Request:
     Attributes:
         members: its inputs; nothing once the handler has them.
         headers: its headers, without the types of its inputs.
-        joined: it was in a call.
         reply: the status and the headers with which its reply has begun; None before.
     """
 

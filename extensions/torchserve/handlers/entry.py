@@ -18,7 +18,6 @@ from headrace.errors import ConfigError
 
 #: TorchServe's own handlers.
 BUILTINS: Final = "ts.torch_handler"
-DEFAULT_FUNCTION: Final = "handle"
 
 
 class Entry(NamedTuple):
@@ -39,13 +38,12 @@ def load_entry(target: str, function: str, folder: Path) -> Entry:
     Args:
         target: the file or module as the manifest names it, such as `service` or `handler.py`.
         function: the function in it; "" for `handle`, or for its only class.
-        folder: the folder of the archive.
 
     Raises:
         ConfigError: it does not exist, its import failed, or it has neither.
     """
     module = _module(target, folder)
-    name = function or DEFAULT_FUNCTION
+    name = function or "handle"
     found = getattr(module, name, None)
     if callable(found) and not isinstance(found, type):
         return Entry(functools.partial(found, None), found)

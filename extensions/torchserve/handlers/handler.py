@@ -68,11 +68,7 @@ SendPiece = Callable[[str, bytes, bytes], None]
 
 
 class TorchServeHandler(Handler):
-    """Calls `handle(data, context)` of an archive once per batch.
-
-    Args:
-        config: the settings of TorchServe; None to read them.
-    """
+    """Calls `handle(data, context)` of an archive once per batch."""
 
     #: TorchServe's rules for JSON and text differ from those of Headrace.
     raw_inputs = True
@@ -209,7 +205,6 @@ class TorchServeHandler(Handler):
         return [result_of(value, self._reply(n)) for n, value in enumerate(values)]
 
     def _begin_call(self, ids: list[str], headers: list[dict[str, Any]]) -> None:
-        """Set the requests of the next call of the handler."""
         from ts.context import RequestProcessor
 
         self._ts.request_ids = dict(enumerate(ids))
@@ -267,7 +262,6 @@ class TorchServeHandler(Handler):
 
     @staticmethod
     def _with_types(headers: dict[str, Any], members: Members) -> dict[str, Any]:
-        """Return headers with the content type of each member."""
         types = {name: {"content-type": _media_type(kind)} for name, (_, kind) in members.items()}
         return {**headers, **types}
 
@@ -296,11 +290,7 @@ class TorchServeHandler(Handler):
         return Reply(status, phrase, headers, pieces)
 
     def _keep_piece(self, place: int, request_id: str, value: Any) -> None:
-        """Take a piece of the reply to a request.
-
-        Raises:
-            HandlerError: it cannot be sent.
-        """
+        """Take a piece of the reply to a request."""
         if request_id not in (self._ts.request_ids or {}).values():
             # A thread of the handler continues after the reply.
             logger.warning("a piece came after the reply: it is dropped", extra={"job": request_id})
@@ -312,11 +302,7 @@ class TorchServeHandler(Handler):
     def _send(
         self, request_id: str, value: Any, first: ts.context.RequestProcessor | None = None
     ) -> None:
-        """Send a piece on; the first one with the status and the headers of its reply.
-
-        Raises:
-            HandlerError: it cannot be sent.
-        """
+        """Send a piece on; the first one with the status and the headers of its reply."""
         piece, head = piece_of(value), b""
         if first is not None:
             reply = Reply(first.get_response_status_code(), headers=first.get_response_headers())
@@ -341,7 +327,6 @@ def turns(ids: Sequence[str], places: Sequence[int]) -> list[list[int]]:
     A model with sequences has one model process, so that each sequence finds its state there.
 
     Args:
-        ids: the sequence of each request.
         places: the requests, in the order of their submits.
     """
     found: list[list[int]] = []

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 
 #: The folder of the package `ts`.
 SHIM: Final = Path(__file__).parent / "shim"
-CONFIG_VARIABLE: Final = "HEADRACE_TORCHSERVE"
 
 
 def settings_of_process() -> TorchServeConfig:
     """Return the settings of TorchServe with which this process runs."""
-    path = os.environ.get(CONFIG_VARIABLE)
+    path = os.environ.get("HEADRACE_TORCHSERVE")
     return read_config(Path(path)) if path else TorchServeConfig()
 
 

@@ -25,7 +25,6 @@ from headrace.response import HEADER_NAME, ErrorResponse, ResponseDetails, check
 
 _SHOWN_CHARS: Final = 500
 _OK: Final = 200
-_ERROR: Final = 400
 #: What a handler may set as a status.
 STATUSES: Final = range(200, 1000)
 #: The header by which TorchServe marks a reply in pieces.
@@ -53,11 +52,7 @@ class Body(NamedTuple):
 
 @dataclass(slots=True)
 class Reply:
-    """What a handler has set for one request, in addition to its result.
-
-    Attributes:
-        pieces: what it has sent before the result.
-    """
+    """What a handler has set for one request; its `pieces` were sent before the result."""
 
     status: int = _OK
     phrase: str | None = None
@@ -80,7 +75,7 @@ def result_of(value: Any, reply: Reply) -> Any:
         return error
     except (TypeError, ValueError, RecursionError) as error:
         return HandlerError(f"the handler's result cannot be sent: {error}")
-    if reply.status >= _ERROR:
+    if reply.status >= 400:
         return _failed(body, reply, headers)
     if reply.status == _OK and not headers:
         return body.data.decode() if body.kind is Kind.TEXT else body.data
@@ -126,7 +121,6 @@ def body_of(value: Any) -> Body:
 
     Raises:
         TypeError: it holds what JSON cannot express, such as an array.
-        ValueError: the same.
     """
     if isinstance(value, str):
         return Body(value.encode(), Kind.TEXT)
@@ -181,11 +175,7 @@ def _failed(body: Body, reply: Reply, headers: dict[str, str]) -> HandlerError:
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
-    """Return the headers as text.
-
-    Raises:
-        HandlerError: one of them cannot be sent.
-    """
+    """Return the headers as text."""
     found = {str(name): str(value) for name, value in headers.items()}
     for name, value in found.items():
         if not HEADER_NAME.fullmatch(name) or not _VALUE.fullmatch(value):

@@ -36,7 +36,6 @@ from headrace.errors import ConfigError
 
 MAX_BYTES: Final = 100_000_000
 KEPT: Final = 5
-TS_LOG: Final = "ts_log.log"
 #: The file of a logger, whether it is in the folder of the metrics, and whether its lines have
 #: the time and the text only.
 _FILES: Final = {
@@ -58,11 +57,7 @@ def log_files_of(config: TorchServeConfig, log_format: str) -> LogFiles | None:
 
 
 class LogFile:
-    """One file, opened for appending. Only one process may rotate it.
-
-    Args:
-        max_bytes: from this size on it is renamed.
-    """
+    """One file, opened for appending, up to `max_bytes`. Only one process may rotate it."""
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -101,18 +96,17 @@ class LogFiles:
 
     A file that cannot be written, as on a full disk, loses lines and stops nothing.
 
-    Args:
-        config: has the folders, which are created.
-
     Raises:
         ConfigError: a folder or a file cannot be created.
     """
+
+    is_line = staticmethod(is_line)
 
     def __init__(self, config: TorchServeConfig) -> None:
         try:
             for folder in (config.log_location, config.metrics_location):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._all = LogFile(config.log_location / TS_LOG)
+            self._all = LogFile(config.log_location / "ts_log.log")
             self._of = {
                 logger.encode(): (
                     LogFile((config.metrics_location if metrics else config.log_location) / name),
@@ -125,10 +119,6 @@ class LogFiles:
                 f"TorchServe's log files cannot be created: {error}",
                 hint="set LOG_LOCATION and METRICS_LOCATION to folders that can be written",
             ) from error
-
-    def is_line(self, line: bytes) -> bool:
-        """Return whether a line has the form of `console_line`."""
-        return is_line(line)
 
     def line(self, name: str, text: str) -> str:
         """Return a text of a process as a line of this form, with its end."""

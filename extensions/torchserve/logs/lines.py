@@ -36,7 +36,7 @@ _AFTER_LEVEL: Final = slice(30, 32)
 _OF_HANDLERS: Final = frozenset({"model", "preprocess"})
 
 #: The names and values of dimensions, in order.
-Dimensions = tuple[tuple[str, str], ...]
+Labels = tuple[tuple[str, str], ...]
 
 
 def stamp(at: float) -> str:
@@ -57,8 +57,9 @@ def console_line(at: float, level: str, thread: str, logger: str, text: str) -> 
 
 @lru_cache(maxsize=256)
 def _origin(level: str, thread: str, logger: str) -> str:
+    # The place of a thread's name has no spaces.
     level = "WARN" if level == "WARNING" else level[:_LEVEL_WIDTH]
-    return f" [{level:<{_LEVEL_WIDTH}}] {one_word(thread)} {logger} - "
+    return f" [{level:<{_LEVEL_WIDTH}}] {'-'.join(printable(thread).split()) or '-'} {logger} - "
 
 
 def log_line(event: MutableMapping[str, Any]) -> str:
@@ -91,7 +92,7 @@ def metric_text(
     name: str,
     unit: str,
     value: float,
-    dimensions: Dimensions,
+    dimensions: Labels,
     host: str,
     at: float,
     request_ids: str | None = "",
@@ -109,7 +110,7 @@ def metric_text(
 
 
 @lru_cache(maxsize=1024)
-def _around_value(name: str, unit: str, dimensions: Dimensions, host: str) -> tuple[str, str]:
+def _around_value(name: str, unit: str, dimensions: Labels, host: str) -> tuple[str, str]:
     listed = ",".join(f"{printable(key)}:{printable(one)}" for key, one in dimensions)
     return f"{printable(name)}.{printable(unit)}:", f"|#{listed}|#hostname:{host},"
 
@@ -131,8 +132,3 @@ def number(value: float) -> str:
         return {"inf": "+Inf", "-inf": "-Inf"}.get(text, "NaN")
     digits, mark, exponent = text.partition("e")
     return f"{digits}.0e{exponent}" if mark and "." not in digits else text
-
-
-def one_word(text: str) -> str:
-    """Return a text without spaces, for the place of a thread's name."""
-    return "-".join(printable(text).split()) or "-"

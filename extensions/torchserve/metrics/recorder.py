@@ -22,10 +22,11 @@ from extensions.torchserve.logs.lines import (
     LOG_FORMAT,
     MODEL_METRICS,
     TS_METRICS,
+    Labels,
     console_line,
     metric_text,
 )
-from extensions.torchserve.metrics.totals import NO_MODEL, Labels, TorchServeTotals
+from extensions.torchserve.metrics.totals import NO_MODEL, TorchServeTotals
 from headrace.observability import logs
 from headrace.observability.worker_report import Figures, HostFigures
 
@@ -40,16 +41,12 @@ FLUSH_S: Final = 0.1
 #: The port of TorchServe's first worker. A model process is named by such a number.
 FIRST_WORKER: Final = 9000
 
-#: Returns a value of an unknown type as one of a known type.
-_convert: Final = msgspec.convert
-
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
     """One value that a handler has reported.
 
     Attributes:
         type: `counter`, `gauge` or `histogram`.
-        dimensions: the name and the value of each.
         request_ids: the requests that it is about; empty for none.
     """
 
@@ -70,7 +67,6 @@ class TorchServeMetrics:
     """The metrics of one process. Used by one thread.
 
     Args:
-        config: the mode, and which metrics are kept.
         thread: the name of this process, as the thread of its lines.
         write: writes lines to the log of this process; None for no lines.
 
@@ -120,15 +116,8 @@ class TorchServeMetrics:
             labels: without the host.
             thread: the model process that it is about.
         """
-        spec = self._kept.specs.get(name)
-        if spec is None:
-            return
-        if self._counts(name):
-            self.totals.add(model, spec, labels, value)
-        elif self._logs(name):
-            now = time.time()
-            text = metric_text(name, spec.unit, value, labels, self._host, now)
-            self._line(now, TS_METRICS, text, thread)
+        if spec := self._kept.specs.get(name):
+            self._take(model, spec, labels, value, TS_METRICS, thread)
 
     def add_each(self, name: str, values: Sequence[float]) -> None:
         """Take several values of a gauge of the host; Redis gets the last one."""
@@ -138,7 +127,7 @@ class TorchServeMetrics:
     def add_of_handler(self, model: str, row: Any, thread: str) -> None:
         """Take a value that a handler has reported, as it came from its process."""
         try:
-            one = _convert(row, Row)
+            one = msgspec.convert(row, Row)
         except msgspec.ValidationError as error:
             if not self._warned:
                 self._warned = True
@@ -146,17 +135,22 @@ class TorchServeMetrics:
             return
         dimensions = tuple(name for name, _ in one.dimensions)
         spec = self._kept.of_handler(one.name, one.type, one.unit, dimensions)
-        if spec is None:
-            return
-        if self._counts(one.name):
-            self.totals.add(model, spec, one.dimensions, one.value)
-        elif self._logs(one.name):
-            now = time.time()
-            text = metric_text(
-                one.name, spec.unit, one.value, one.dimensions, self._host, now,
+        if spec is not None:
+            self._take(
+                model, spec, one.dimensions, one.value, MODEL_METRICS, f"{thread}-stdout",
                 ",".join(one.request_ids) or None,
             )  # fmt: skip
-            self._line(now, MODEL_METRICS, text, f"{thread}-stdout")
+
+    def _take(
+        self, model: str, spec: m.MetricSpec, labels: Labels, value: float, logger_name: str,
+        thread: str, request_ids: str | None = "",
+    ) -> None:  # fmt: skip
+        if self._counts(spec.name):
+            self.totals.add(model, spec, labels, value)
+        elif self._write is not None:
+            now = time.time()
+            text = metric_text(spec.name, spec.unit, value, labels, self._host, now, request_ids)
+            self._line(now, logger_name, text, thread)
 
     def access(self, text: str) -> None:
         """Take a line of the access log."""
@@ -180,9 +174,6 @@ class TorchServeMetrics:
 
     def _counts(self, name: str) -> bool:
         return self._mode == "prometheus" or (self._mode == "legacy" and name in m.LEGACY)
-
-    def _logs(self, name: str) -> bool:
-        return self._write is not None and not self._counts(name)
 
     def _line(self, now: float, logger_name: str, text: str, thread: str) -> None:
         self._lines.append(console_line(now, "INFO", thread or self._thread, logger_name, text))

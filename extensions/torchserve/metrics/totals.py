@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -19,7 +20,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from extensions.torchserve.config.metrics_config import BUCKETS, MetricSpec, MetricType
-from extensions.torchserve.redis import keys, script
+from extensions.torchserve.logs.lines import Labels
+from extensions.torchserve.redis import script
 from headrace.redis.scripts import Arg, Command
 
 logger = logging.getLogger(__name__)
@@ -31,7 +33,6 @@ KEEP_S: Final = 3600.0
 #: The metrics of no model.
 NO_MODEL: Final = ""
 
-Labels = tuple[tuple[str, str], ...]
 _encode: Final = msgspec.json.encode
 _field_of: Final = msgspec.json.Decoder(tuple[str, str, str, str, list[tuple[str, str]]]).decode
 
@@ -56,14 +57,14 @@ class Changes:
     """Changes of series, by model and field."""
 
     def __init__(self) -> None:
-        self.counters: dict[tuple[str, bytes], float] = {}
+        self.counters: defaultdict[tuple[str, bytes], float] = defaultdict(float)
         self.gauges: dict[tuple[str, bytes], float] = {}
         self.histograms: dict[tuple[str, bytes], list[float]] = {}
 
     def give_back(self, older: Changes) -> None:
         """Add changes that could not be written."""
         for place, by in older.counters.items():
-            self.counters[place] = self.counters.get(place, 0.0) + by
+            self.counters[place] += by
         self.gauges = older.gauges | self.gauges
         for place, counts in older.histograms.items():
             known = self.histograms.setdefault(place, [0.0] * len(counts))
@@ -106,7 +107,7 @@ class TorchServeTotals:
         changes = self._changes
         if spec.type is MetricType.COUNTER:
             if value >= 0:
-                changes.counters[place] = changes.counters.get(place, 0.0) + value
+                changes.counters[place] += value
         elif spec.type is MetricType.GAUGE:
             changes.gauges[place] = value
         else:
@@ -147,11 +148,6 @@ class TorchServeTotals:
                 self._series_max,
                 extra={"model": model},
             )
-
-
-def read_commands(members: Iterable[str]) -> list[Command]:
-    """Return the commands that read the metrics of members of `hr:ts`."""
-    return [("HGETALL", keys.metrics(member)) for member in members]
 
 
 def read_series(member: str, fields: Mapping[bytes, bytes]) -> list[Series]:

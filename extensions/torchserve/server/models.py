@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
+import yaml
 
 from extensions.torchserve.config.archive import archive_handler, download, is_url
 from extensions.torchserve.config.launch import Launch
@@ -23,11 +25,12 @@ from extensions.torchserve.config.model_config import (
 )
 from extensions.torchserve.config.settings import is_allowed
 from extensions.torchserve.config.snapshot import HANDLER, SnapshotModel
+from extensions.torchserve.config.workflow import SUFFIX, read_workflow, write_archives
 from headrace.config.model.options import DEFAULT_VERSION
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.jobs.ids import MODEL_NAME
-from headrace.models.archive import ARCHIVES, is_archive
+from headrace.models.archive import ARCHIVES, Limits, is_archive, unpack
 from headrace.models.folder import MODEL_FILE
 from headrace.models.source import SourceReader
 from headrace.registry.model import (
@@ -44,15 +47,10 @@ from headrace.registry.store import RegistryStore
 BY: Final = "headrace torchserve --start"
 #: The model processes of a model for which nothing gives a number.
 DEFAULT_WORKERS: Final = 1
-_NAME: Final = re.compile(MODEL_NAME)
 
 
 class Start(NamedTuple):
-    """A version of a model that the server starts with.
-
-    Attributes:
-        options: its options in the registry.
-    """
+    """A version of a model that the server starts with."""
 
     name: str
     version: str
@@ -61,11 +59,7 @@ class Start(NamedTuple):
 
 
 class StartReader:
-    """Reads the archives of the models that the server starts with.
-
-    Args:
-        report: prints what is left out of `all`, and what is fetched.
-    """
+    """Reads the archives that the server starts with; reports what is left out or fetched."""
 
     def __init__(
         self,
@@ -144,11 +138,7 @@ class StartReader:
         return Start(name, version, options, is_default=False)
 
     def _restored(self, one: SnapshotModel) -> Start | None:
-        """Return a model of a snapshot; None, with a report, if its archive is broken.
-
-        Raises:
-            ConfigError: its archive does not exist.
-        """
+        """Return a model of a snapshot; None, with a report, if its archive is broken."""
         config = self._launch.config
         given = ("handler",) if HANDLER in one.settings or config.default_service_handler else ()
         try:
@@ -175,11 +165,7 @@ class StartReader:
         return Start(one.name, one.version, options, one.is_default)
 
     def _in_store(self, source: str) -> str:
-        """Return a source; for a URL, the name in the model store that it is fetched into.
-
-        Raises:
-            ConfigError: it is not allowed, or cannot be fetched.
-        """
+        """Return a source; for a URL, the name in the model store that it is fetched into."""
         if not is_url(source):
             return source
         allowed, shown = self._launch.config.allowed_urls, source.partition("?")[0]
@@ -209,7 +195,7 @@ class StartReader:
 
 
 def _check_name(name: str, source: str) -> None:
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise ConfigError(
             f"{source}: the name of a model has 1 to 64 of A-Z a-z 0-9 _ . - and does not "
             f"begin with . or -, unlike {name[:64]!a}",
@@ -285,3 +271,38 @@ def _content(model: RegisteredModel) -> tuple[object, ...]:
         version: msgspec.structs.replace(one, loads=0) for version, one in model.versions.items()
     }
     return model.default_version, model.declared_default, model.traffic, versions
+
+
+def read_workflows(
+    store: Path, folder: Path, limits: Limits, reader: SourceReader, report: Callable[[str], None]
+) -> str:
+    """Return the models file with the workflows of a store; without any, it has no models.
+
+    Args:
+        folder: where the archives are unpacked; what is there is removed.
+        report: prints which workflow is left out, and why.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    document: dict[str, Any] = {"models": {}, "pipelines": {}}
+    archives = {}
+    for path in sorted(store.glob(f"[!.]*{SUFFIX}")):
+        target = folder / path.stem
+        try:
+            unpack(path, target, limits)
+            workflow = read_workflow(target, path.name)
+            for source in filter(None, (node.source for node in workflow.nodes)):
+                reader.read(source)
+        except ConfigError as error:
+            report(f"{path.name} in the workflow store is not loaded: {error.message}")
+            continue
+        if workflow.name in document["pipelines"]:
+            report(f"{path.name} in the workflow store is not loaded: {workflow.name} is there")
+            continue
+        for key, members in workflow.document(str(target)).items():
+            document[key] |= members
+        archives[workflow.name] = path.name
+        report(f"{path.name} in the workflow store is the pipeline {workflow.name}")
+    write_archives(folder, archives)
+    if not document["pipelines"]:
+        del document["pipelines"]  # a models file has at least one, or no such section
+    return yaml.safe_dump(document, sort_keys=False)

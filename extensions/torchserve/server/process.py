@@ -25,11 +25,7 @@ STOP_S: Final = 60.0
 _POLL_S: Final = 0.1
 #: How long another server may take to accept a connection.
 _ANSWER_S: Final = 30.0
-#: Parts of the command lines of servers that use the pid file: ours, and TorchServe itself.
 _OURS: Final = "torchserve"
-_THEIRS: Final = "org.pytorch.serve"
-#: `python -P -m headrace torchserve` is among the first words, as is a console script.
-_COMMAND_WORDS: Final = 6
 
 
 def pid_file() -> Path:
@@ -38,12 +34,7 @@ def pid_file() -> Path:
 
 
 class Running(NamedTuple):
-    """The server that runs.
-
-    Attributes:
-        pid: its process.
-        is_ours: whether it is Headrace; else it is TorchServe itself, which has the same pid file.
-    """
+    """The server that runs: Headrace, or TorchServe itself, which has the same pid file."""
 
     pid: int
     is_ours: bool
@@ -65,9 +56,10 @@ def running() -> Running | None:
     if proc.start_time_ticks(pid) is None:
         return None
     arguments = command.split("\0")
-    if _THEIRS in command:
+    if "org.pytorch.serve" in command:
         return Running(pid, is_ours=False)
-    is_ours = any(Path(one).name == _OURS for one in arguments[:_COMMAND_WORDS])
+    # `python -P -m headrace torchserve` is among the first words, as is a console script.
+    is_ours = any(Path(one).name == _OURS for one in arguments[:6])
     return Running(pid, is_ours=True) if is_ours else None
 
 

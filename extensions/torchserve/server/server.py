@@ -24,11 +24,11 @@ from extensions.torchserve.server.models import (
     DEFAULT_WORKERS,
     Start,
     StartReader,
+    read_workflows,
     register_all,
 )
 from extensions.torchserve.server.process import listen_unix, report_ready
 from extensions.torchserve.server.snapshots import Snapshots
-from extensions.torchserve.server.workflows import read_workflows
 from headrace.config.model.options import ModelOptions
 from headrace.config.settings import DAY_S, MIB, Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError, last_line
@@ -50,7 +50,6 @@ from headrace.server.up import Up, UpOptions
 STARTED: Final = "Model server started."
 #: Below the state directory: what the other processes read.
 CONFIG_NAME: Final = "torchserve.properties"
-MODELS_NAME: Final = "torchserve.yaml"
 _LOOK_S: Final = 0.2
 #: A worker loads its models within their time limits, and starts itself before.
 _WORKER_START_S: Final = 60.0
@@ -60,11 +59,7 @@ _NEEDED: Final = re.compile("HEADRACE_.*|PYTHON.*|PATH|CUDA_VISIBLE_DEVICES|LD_L
 
 
 class TorchServer(Up):
-    """One run of `headrace torchserve --start`.
-
-    Args:
-        ready_fd: where `start_in_background` waits for this server; None without one.
-    """
+    """One run of `headrace torchserve --start`; `start_in_background` waits at `ready_fd`."""
 
     def __init__(
         self, launch: Launch, environ: Mapping[str, str], ready_fd: int | None = None
@@ -211,7 +206,7 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
     first = launch.addresses[0]
     found = {
         "HEADRACE_TORCHSERVE": str(state / CONFIG_NAME),
-        "HEADRACE_MODELS_FILE": str(state / MODELS_NAME),
+        "HEADRACE_MODELS_FILE": str(state / "torchserve.yaml"),
         "HEADRACE_STATE_DIR": str(state),
         "HEADRACE_LOG_FORMAT": environ.get("HEADRACE_LOG_FORMAT") or LOG_FORMAT,
         "HEADRACE_MODEL_STORE": str(launch.model_store),
@@ -228,11 +223,6 @@ def variables_of(launch: Launch, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tls(launch: Launch) -> dict[str, str]:
-    """Return the variables for HTTPS.
-
-    Raises:
-        ConfigError: an address begins with https:, and its certificate or key is missing.
-    """
     where = f"{launch.file or 'the command line'}: "
     if all(address.scheme != "https" for address in launch.addresses):
         return {}
@@ -251,11 +241,7 @@ def _tls(launch: Launch) -> dict[str, str]:
 
 
 def _pattern(launch: Launch) -> re.Pattern[str]:
-    """Return the expression of `blacklist_env_vars`; without one, it matches nothing.
-
-    Raises:
-        ConfigError: it is no regular expression.
-    """
+    """Return the expression of `blacklist_env_vars`; without one, it matches nothing."""
     try:
         return re.compile(launch.config.blacklist_env_vars or "(?!)")
     except re.error as error:

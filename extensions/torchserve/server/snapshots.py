@@ -75,12 +75,7 @@ def snapshot_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Snapshots:
-    """Writes a snapshot at the start, after each change of the registry, and at the stop.
-
-    Args:
-        state_dir: the state directory, whose Redis has the models.
-        report: prints why a snapshot could not be written.
-    """
+    """Writes a snapshot at the start, after each change of the registry, and at the stop."""
 
     def __init__(self, launch: Launch, state_dir: Path, report: Callable[[str], None]) -> None:
         self._launch = launch

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from extensions.torchserve.config import metrics_config as m
 from extensions.torchserve.config.settings import TorchServeConfig, read_config
 from extensions.torchserve.metrics.recorder import (
@@ -29,12 +31,11 @@ from extensions.torchserve.redis import script
 from headrace.errors import last_line
 from headrace.observability.worker_report import Figures
 from headrace.redis.scripts import Command, Script
+from workers.extension import Observer
 from workers.jobs.leased_job import Batch
 from workers.models.served_model import ServedModel
 from workers.replicas.replica import LOAD_TOO_LONG, Replica
 
-#: The number of a worker among those of its host, from 0, a slash, and how many there are.
-SHARE_VARIABLE: Final = "HEADRACE_WORKER_SHARE"
 #: The numbers of the model processes of a worker begin at its own number times this one.
 _WORKERS_APART: Final = 100
 #: How long totals may wait for those of further batches, in seconds.
@@ -48,12 +49,8 @@ _TOO_SLOW: Final = (
 )
 
 
-class WorkerMetrics:
+class WorkerMetrics(Observer):
     """Takes what happens in one worker. Used by the thread of its consumer.
-
-    Attributes:
-        scripts: those of its commands.
-        due_at: when the totals must be written.
 
     Args:
         figures: returns the newest figures of the host and the GPUs.
@@ -69,7 +66,8 @@ class WorkerMetrics:
     ) -> None:
         self._metrics = metrics
         self._figures = figures
-        share = environ.get(SHARE_VARIABLE, "").partition("/")[0]
+        # The number of the worker among those of its host, a slash, and how many there are.
+        share = environ.get("HEADRACE_WORKER_SHARE", "").partition("/")[0]
         self._place = int(share) if share.isdecimal() else 0
         # Where Redis has the totals, `/metrics` takes the host from the reports of the workers.
         shown = not config.disable_system_metrics and config.metrics_mode != "prometheus"
@@ -79,8 +77,8 @@ class WorkerMetrics:
         self.due_at = _NEVER
         self.scripts: Sequence[Script] = [script("metrics")]
 
+    @override
     def loaded(self, model: ServedModel, replica: Replica, load_s: float) -> None:
-        """Take the time that a model process has taken to load."""
         name = self._name(model, replica)
         self._metrics.add(
             m.WORKER_LOAD_TIME,
@@ -91,29 +89,23 @@ class WorkerMetrics:
         )
         self._changed()
 
+    @override
     def load_failed(self, traceback: str) -> str:
-        """Return the text for the log."""
         words = _TOO_SLOW if LOAD_TOO_LONG in last_line(traceback) else _DIED
         return f"{words}\n{traceback}"
 
+    @override
     def reported(self, model: ServedModel, replica: Replica, rows: Sequence[Any]) -> None:
-        """Take the metrics that a handler has reported."""
         name = self._name(model, replica)
         for row in rows:
             self._metrics.add_of_handler(model.config.name, row, name)
         self._changed()
 
+    @override
     def finished(
         self, model: ServedModel, batch: Batch, outcomes: Sequence[Any], times: Sequence[float],
         now: float,
     ) -> None:  # fmt: skip
-        """Take a batch that has run.
-
-        Args:
-            outcomes: one per job; the first item is true if it succeeded.
-            times: ms of the handler's verbs.
-            now: when it ended.
-        """
         add, name = self._metrics.add, model.config.name
         queued_us: Counter[str] = Counter()
         took_us: Counter[str] = Counter()
@@ -137,11 +129,8 @@ class WorkerMetrics:
         self._metrics.flush_later()
         self.due_at = min(self.due_at, self._written_at + WRITE_S)
 
+    @override
     def commands(self, models: Sequence[ServedModel]) -> list[Command]:
-        """Return the command that writes the totals, if there are any; write what is due.
-
-        `models` are those that the worker serves.
-        """
         now = time.monotonic()
         if now >= self._host_at:
             self._host_at = now + self._interval_s
@@ -149,8 +138,8 @@ class WorkerMetrics:
         self._metrics.flush()
         return self.totals(models)
 
+    @override
     def totals(self, models: Sequence[ServedModel]) -> list[Command]:
-        """Return the command that writes the totals, if there are any."""
         self._written_at, self.due_at = time.monotonic(), _NEVER
         _, command = self._metrics.totals.take({model.config.name for model in models})
         return [command] if command is not None else []

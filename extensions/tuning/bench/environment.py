@@ -13,30 +13,23 @@ from typing import Any, Final
 
 import msgspec
 
-from extensions.tuning.machine import load_facts
+from extensions.tuning.machine import cpu_name, load_facts, nvidia_devices
 from headrace._version import __version__
+from headrace.config.settings import MIB
 
 _PACKAGES: Final = ("torch", "onnxruntime", "openvino", "numpy", "celery", "redis", "uvloop")
 _GOVERNOR: Final = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-_CPU_INFO: Final = Path("/proc/cpuinfo")
-_MIB: Final = 1 << 20
-_GIT_TIMEOUT_S: Final = 5
 
 
 def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]:
-    """Return facts about the host of the generator, and the digest of the model's options.
-
-    Args:
-        options: the options of the model that are in force.
-        server_here: the server is on this host, so that the facts are its own too.
-    """
+    """Return facts about the host of the generator, and the digest of the options in force."""
     found: dict[str, Any] = {
         "host_is": "generator and server" if server_here else "generator only",
         "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_mb": _memory_mb(),
-        "governor": _text(_GOVERNOR) or "unknown",
+        "memory_mb": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB,
+        "governor": _governor(),
         **load_facts(),
         "python": platform.python_version(),
         "versions": {"headrace": __version__, **_versions()},
@@ -49,18 +42,6 @@ def environment(options: dict[str, Any], *, server_here: bool) -> dict[str, Any]
     return found
 
 
-def _cpu() -> str:
-    lines = _text(_CPU_INFO).splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def _memory_mb() -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
-    return None
-
-
 def _versions() -> dict[str, str]:
     found = {}
     for name in _PACKAGES:
@@ -70,19 +51,10 @@ def _versions() -> dict[str, str]:
 
 
 def _devices() -> list[str]:
-    """Return the names of the NVIDIA devices."""
-    with contextlib.suppress(Exception):  # NVML has an error class for each code
+    with contextlib.suppress(Exception):
         import pynvml
 
-        pynvml.nvmlInit()
-        try:
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(number)
-                for number in range(pynvml.nvmlDeviceGetCount())
-            ]
-            return [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        finally:
-            pynvml.nvmlShutdown()
+        return [str(pynvml.nvmlDeviceGetName(handle)) for handle in nvidia_devices()]
     return []
 
 
@@ -93,14 +65,13 @@ def _commit() -> str:
         return ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["git", "-C", str(folder), "rev-parse", "--short", "HEAD"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=_GIT_TIMEOUT_S
-        )
-        return done.stdout.strip()
+        return subprocess.check_output(
+            command, stderr=subprocess.DEVNULL, text=True, timeout=5
+        ).strip()
     return ""
 
 
-def _text(file: Path) -> str:
+def _governor() -> str:
     with contextlib.suppress(OSError):
-        return file.read_text().strip()
-    return ""
+        return _GOVERNOR.read_text().strip()
+    return "unknown"

@@ -39,7 +39,6 @@ TRIES: Final = 3
 HALVINGS_MAX: Final = 6
 #: The lowest rate of a search, in requests a second.
 _LOWEST: Final = 0.01
-_HOUR_S: Final = 3600
 #: What the description of a model has besides options.
 _NO_OPTIONS: Final = frozenset(
     {
@@ -55,13 +54,9 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         duration_s: how long requests are due.
         warm_up_s: what is left out at the start; None finds it.
-        timeout_s: how long an answer is waited for.
-        processes: how many generator processes share a load.
         seed: of the arrivals; each load has another one that follows from it.
-        stop_early: stop a load that can no longer meet the objective.
         longest_s: a search does not lower its rate to one whose load takes longer.
         on_begin: called with the length of each load before it begins, in seconds.
-        on_load: called with each load when it has ended.
         on_measured: called with all that is measured, after each load.
         on_rows: called with the index and the rows of each load.
     """
@@ -99,11 +94,7 @@ class _Session:
     """The loads of one measurement."""
 
     def __init__(
-        self,
-        target: Target,
-        options: LoadOptions,
-        objective: Objective | None,
-        name: str,
+        self, target: Target, options: LoadOptions, objective: Objective | None, name: str
     ) -> None:
         self._target = target
         self._options = options
@@ -125,7 +116,6 @@ class _Session:
         self._environment = environment(self._model_options, server_here=bool(self._parts))
 
     def run(self, scenario: Scenario, duration_s: float | None = None) -> Load:
-        """Send one load, and return what came of it."""
         options = self._options
         self.probe.wait_until_idle()
         length_s = duration_s or options.duration_s
@@ -162,7 +152,6 @@ class _Session:
         return Cut(after_s, objective.latency_ms, most)
 
     def measurement(self, peak: Peak | None = None) -> Measurement:
-        """Return the document of these loads."""
         target = self._target
         return Measurement(
             name=self._name or target.model,
@@ -194,10 +183,6 @@ def priced(found: Measurement, price_per_hour: float, currency: str = "") -> Mea
     """Return a measurement with the cost of 1,000 results.
 
     The rate is the peak, else the best one of a load that counts and met the objective.
-
-    Args:
-        found: the measurement.
-        currency: a name for its unit.
     """
     met = [
         load.rate
@@ -205,7 +190,7 @@ def priced(found: Measurement, price_per_hour: float, currency: str = "") -> Mea
         if not load.refused and (load.verdict is None or load.verdict.met)
     ]
     rate = found.peak.rate if found.peak is not None else max(met, default=0.0)
-    cost = price_per_hour / (rate * _HOUR_S) * 1000 if rate else None
+    cost = price_per_hour / (rate * 3600) * 1000 if rate else None
     return msgspec.structs.replace(
         found, price_per_hour=price_per_hour, cost_per_1000=cost, currency=currency
     )
@@ -225,10 +210,7 @@ def measure(
     into the queue that another one has left.
 
     Args:
-        scenarios: how the requests of each load arrive.
-        options: how long, and by how many processes.
         objective: what the requests must meet; each load then has a verdict.
-        name: what the measurement is called in reports.
 
     Raises:
         InvalidRequest: the warm-up leaves nothing to measure.
@@ -266,28 +248,24 @@ def find_peak(
     meets it and is not steady, and one that the generator spoilt.
 
     Args:
-        objective: what the requests must meet.
         options: how long each load is, at least; `stop_early` is always on.
         start: the first rate, requests a second; 0 takes that of a lone client.
         at_least: if this rate misses the objective, the search ends there and the peak is 0.
         precision: the search ends when the ratio of a rate that missed the objective to the one
             that met it is at most this.
         growth: the factor by which the rate grows, or shrinks, until the peak is between two rates.
-        name: what the measurement is called in reports.
 
     Raises:
-        InvalidRequest: the warm-up leaves nothing to measure.
-        ServerUnreachable: the server does not answer.
-        RequestError: it refuses the first request.
-        NotIdle: the server has other work.
+        HeadraceError: as `measure`.
     """
     chosen = msgspec.structs.replace(options or LoadOptions(), stop_early=True)
     check_warm_up(chosen)
     session = _Session(target, chosen, objective, name)
-    search = PeakSearch(session, objective, chosen.duration_s, chosen.on_measured, chosen.longest_s)
+    search = PeakSearch(session, objective, chosen)
     if at_least > 0 and not search.met(at_least):
         return search.result()
-    search.bracket(start or at_least * growth or search.lone_rate(), growth)
+    lone_rate = 1 / max(session.probe.lone_latency_s(), 1e-4)
+    search.bracket(start or at_least * growth or lone_rate, growth)
     search.bisect(precision)
     search.confirm(growth, precision)
     return search.result()
@@ -296,31 +274,18 @@ def find_peak(
 class PeakSearch:
     """A search for the peak: `low` met the objective, `high` did not."""
 
-    def __init__(
-        self,
-        session: _Session,
-        objective: Objective,
-        duration_s: float,
-        on_measured: Callable[[Measurement], None] | None = None,
-        longest_s: float = math.inf,
-    ) -> None:
-        self._longest_s = longest_s
+    def __init__(self, session: _Session, objective: Objective, options: LoadOptions) -> None:
         self._session = session
         self._objective = objective
-        self._duration_s = duration_s
-        self._on_measured = on_measured
+        self._options = options
         self.low = 0.0
         self.high: float | None = None
         self._spoilt: float | None = None
 
-    def lone_rate(self) -> float:
-        """Return the rate of a lone client; the answers of an idle server take that long."""
-        return 1 / max(self._session.probe.lone_latency_s(), 1e-4)
-
     def met(self, rate: float) -> bool:
         """Send a load of this rate, and return whether it met the objective."""
         needed = statistics.needed_requests(1, self._objective)
-        length_s = self._duration_s
+        length_s = self._options.duration_s
         for _ in range(TRIES):
             length_s = max(length_s, self._length_s(rate, needed))
             load = self._session.run(Scenario(kind="server", rate=rate), length_s)
@@ -355,8 +320,8 @@ class PeakSearch:
         return 1.25 * needed / rate + 2.0
 
     def _report(self) -> None:
-        if self._on_measured is not None:
-            self._on_measured(self.result())
+        if self._options.on_measured is not None:
+            self._options.on_measured(self.result())
 
     def bracket(self, rate: float, growth: float) -> None:
         """Change the rate by a factor until one meets the objective and one does not."""
@@ -371,7 +336,7 @@ class PeakSearch:
         for _ in range(HALVINGS_MAX):
             rate /= growth
             length_s = self._length_s(rate, statistics.needed_requests(1, self._objective))
-            if rate < _LOWEST or length_s > self._longest_s or self.met(rate):
+            if rate < _LOWEST or length_s > self._options.longest_s or self.met(rate):
                 return
             # After a disturbance the peak can be far below where it was before.
             growth = min(growth * growth, max(growth, 2.0))

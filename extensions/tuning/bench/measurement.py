@@ -37,13 +37,11 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a load met the objective, by the binomial rule.
 
     Attributes:
-        met: the objective is met with its confidence.
         requests: how many requests counted.
         late: how many of them were late or failed.
         allowed: the most late requests with which so many requests confirm the objective; -1 if
             they are too few for any.
         needed: how many requests confirm it with so many late ones.
-        text: the verdict in a sentence.
         fair: the generator's own delay did not decide it.
         refuted: more requests were late than the objective allows. If it is neither met nor
             refuted, the load was too short for a verdict.
@@ -81,7 +79,6 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         memory_mb: the most memory (unique set size where the system has it, else resident) in MiB.
-        processes: how many processes it was.
         memory_total_mb: of the part `device`: the memory of all NVIDIA devices in MiB; else 0.
         busy: of the part `device`: the share of the time, 0 to 1, in which a kernel ran, the mean
             of the devices; else 0.
@@ -117,13 +114,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """One load and what came of it. Figures are those of the steady part.
 
     Attributes:
-        scenario: how requests arrived.
         offered_rate: requests a second that were due; None unless the scenario has a rate.
         concurrency: how many requests were under way at most; 0 for any number.
         started_at: when it started, ISO 8601.
         duration_s: the length of the steady part.
         warm_up_s: what was left out before it.
-        requests: requests of the steady part.
         succeeded: how many of them were answered with a result.
         errors: the others, by status or kind of error.
         rate: results a second.
@@ -136,10 +131,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         batch_sizes: how many requests ran in a batch of each size.
         lag: how late the generator sent requests.
         usage: CPU and memory by part: client, api, redis, worker, model; only where they run here.
-        windows: the whole load in parts.
         steady: a steady part was found: latency does not drift, and no queue grows.
         cut: it was stopped early, because it could no longer meet the objective.
-        verdict: whether the objective was met, if there is one.
         refused: why the figures do not count, such as a generator that was too slow; "" if they do.
     """
 
@@ -189,16 +182,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `headrace bench`.
 
     Attributes:
-        name: what the run is called in reports.
         version: the version that answered; "" if the server does not name one.
         protocol, url: how and where it was reached, without secrets.
-        input: what was sent, in words.
         options: the model's options in force, if the server shows them.
         environment: what it ran on: CPU, cores, memory, governor, load average before and after,
             versions, devices, commit, digest of the options.
-        peak: the result of `--find-peak`.
         cost_per_1000: the cost of 1,000 results at the best rate that counts; None without a price.
-        currency: a name for the unit of the price.
         interrupted: it was ended before all loads were sent.
     """
 

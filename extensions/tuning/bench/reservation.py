@@ -22,7 +22,6 @@ from headrace.errors import ConfigError, HeadraceError, ModelNotFound
 
 #: The folder of the user's state, as the XDG Base Directory Specification has it.
 _ENV_STATE: Final = "XDG_STATE_HOME"
-_NAME_CHARS: Final = 16
 
 
 class Note(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +30,6 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         where: the URL of the server, or a models file.
         holder: the command that has reserved it, in words.
-        pid: its process.
         options: what it has changed, as it was; None: not changed.
     """
 
@@ -48,7 +46,6 @@ class Reservation:
 
     Args:
         file: the file, open and locked.
-        note: what the file has.
 
     Attributes:
         left: what a killed process has left on the server; None for nothing.
@@ -66,19 +63,16 @@ class Reservation:
 
     def changes(self, before: Mapping[str, Any]) -> None:
         """Note what options are before they are changed; None: not changed."""
-        self._note = msgspec.structs.replace(self._note, options=dict(before))
-        self._write()
+        self._write(options=dict(before))
 
     def registers(self) -> None:
         """Note that the model is about to be registered."""
-        self._note = msgspec.structs.replace(self._note, registered=True)
-        self._write()
+        self._write(registered=True)
 
     def restored(self) -> None:
         """Note that the server is as it was."""
         self.left = None
-        self._note = msgspec.structs.replace(self._note, options={}, registered=False)
-        self._write()
+        self._write(options={}, registered=False)
 
     def end(self) -> None:
         """End the reservation. The file stays if something is left on the server."""
@@ -86,7 +80,8 @@ class Reservation:
             self.path.unlink(missing_ok=True)
         os.close(self._file)
 
-    def _write(self) -> None:
+    def _write(self, **changes: Any) -> None:
+        self._note = msgspec.structs.replace(self._note, **changes)
         # Readers read the first line, so what an earlier text leaves behind it does not count.
         try:
             os.pwrite(self._file, msgspec.json.encode(self._note) + b"\n", 0)
@@ -104,13 +99,12 @@ def reserved(where: str, model: str, holder: str) -> Iterator[Reservation]:
 
     Args:
         where: the URL of the server, or the path of the models file, without symbolic links.
-        holder: the command, in words.
 
     Raises:
         ConfigError: another process has reserved it, the file cannot be written, or there is no
             folder for it.
     """
-    name = hashlib.sha256(f"{where} {model}".encode()).hexdigest()[:_NAME_CHARS]
+    name = hashlib.sha256(f"{where} {model}".encode()).hexdigest()[:16]
     path = _folder() / f"{name}.json"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -55,9 +55,6 @@ def temporary_model(
     The name is new, so that no other model is replaced or removed.
 
     Args:
-        prefix: the beginning of the name.
-        options: the model's options, as in the models file.
-        timeout_s: how long the workers may take to load it.
         holder: the command, in words; `take_back` removes the model if it was killed.
 
     Raises:

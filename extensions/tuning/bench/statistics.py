@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from statistics import fmean, median_low, pvariance
 from typing import Final
 
 from extensions.tuning.bench.measurement import Objective, Spread, Verdict
@@ -25,6 +27,8 @@ _FAR: Final = 12.0
 #: The error of a mean must become so much smaller before windows are left out.
 _CLEARLY: Final = 0.75
 _ROUNDING: Final = 1e-12
+#: More requests than any load has.
+_MANY: Final = 10**12
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
@@ -37,7 +41,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 def spread(values: Sequence[float]) -> Spread:
     """Return how values are spread; all zero without values."""
     ordered = sorted(values)
-    mean = math.fsum(ordered) / len(ordered) if ordered else 0.0
+    mean = fmean(ordered) if ordered else 0.0
     shares = (0.5, 0.9, 0.95, 0.99, 0.999, 1.0)
     p50, p90, p95, p99, p999, most = (percentile(ordered, share) for share in shares)
     return Spread(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99, p999=p999, max=most)
@@ -54,12 +58,11 @@ def cdf(values: Sequence[float]) -> list[tuple[float, float]]:
 
 def binomial_cdf(most: int, count: int, chance: float) -> float:
     """Return the probability of at most `most` successes in `count` tries of this chance."""
-    if most >= count:
-        return 1.0
-    if most < 0:
-        return 0.0
     mean, deviation = count * chance, math.sqrt(count * chance * (1 - chance))
-    first = max(0, math.floor(mean - _FAR * deviation) - 10)
+    far = _FAR * deviation + 10
+    if most >= min(count, mean + far):
+        return 1.0
+    first = max(0, math.floor(mean - far))
     logs = (math.log(chance), math.log1p(-chance), math.lgamma(count + 1))
     terms = (
         math.exp(
@@ -77,32 +80,14 @@ def needed_requests(late: int, objective: Objective) -> int:
     With 99 % confidence in a p99 these are 459 with none, 662 with one and 1,307 with five.
     """
     chance, doubt = 1 - objective.percentile / 100, 1 - objective.confidence
-    high = late + 1
-    while binomial_cdf(late, high, chance) > doubt:
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        if binomial_cdf(late, middle, chance) > doubt:
-            low = middle
-        else:
-            high = middle
-    return high
+    counts = range(late + 1, _MANY)
+    return counts[bisect_left(counts, -doubt, key=lambda n: -binomial_cdf(late, n, chance))]
 
 
 def allowed_late(requests: int, objective: Objective) -> int:
     """Return the most late requests with which so many confirm an objective; -1 if none do."""
     chance, doubt = 1 - objective.percentile / 100, 1 - objective.confidence
-    mean = requests * chance
-    far = _FAR * math.sqrt(mean) + 10
-    low, high = max(-1, math.floor(mean - far)), min(requests, math.ceil(mean + far))
-    while high - low > 1:
-        middle = (low + high) // 2
-        if binomial_cdf(middle, requests, chance) <= doubt:
-            low = middle
-        else:
-            high = middle
-    return low
+    return bisect_right(range(requests), doubt, key=lambda n: binomial_cdf(n, requests, chance)) - 1
 
 
 def refuting_late(requests: int, objective: Objective) -> int:
@@ -136,11 +121,7 @@ def verdict(requests: int, late: int, objective: Objective) -> Verdict:
 
 
 def rate_interval(counts: Sequence[int], length_s: float) -> tuple[float, float]:
-    """Return the 95 % interval of a rate by a bootstrap over windows of equal length.
-
-    Args:
-        counts: answers in each window.
-    """
+    """Return the 95 % interval of a rate by a bootstrap over the answers in equal windows."""
     if not counts:
         return 0.0, 0.0
     draw = random.Random(len(counts))  # noqa: S311 - repeatable on purpose
@@ -164,8 +145,7 @@ def warm_up_windows(latencies: Sequence[float]) -> int:
         rest = logs[cut:]
         if len(rest) < 2:
             break
-        mean = math.fsum(rest) / len(rest)
-        error = math.fsum((value - mean) ** 2 for value in rest) / len(rest) ** 2
+        error = pvariance(rest) / len(rest)
         if error < least * margin - _ROUNDING:
             best, least = cut, error
         # Chance alone makes the error a little smaller somewhere.
@@ -178,9 +158,7 @@ def drifts(latencies: Sequence[float]) -> bool:
     middle = len(latencies) // 2
     if middle < 2:
         return False
-    before = percentile(sorted(latencies[:middle]), 0.5)
-    after = percentile(sorted(latencies[middle:]), 0.5)
-    low, high = sorted((before, after))
+    low, high = sorted((median_low(latencies[:middle]), median_low(latencies[middle:])))
     return high - low > DRIFT_MS and high > DRIFT * low
 
 
@@ -194,6 +172,5 @@ def grows(waiting: Sequence[int], rate: float) -> bool:
     third = len(waiting) // 3
     if third < 1:
         return False
-    first = math.fsum(waiting[:third]) / third
-    last = math.fsum(waiting[-third:]) / third
+    first, last = fmean(waiting[:third]), fmean(waiting[-third:])
     return last > 1.5 * first + max(4.0, 0.5 * math.sqrt(rate), 0.05 * rate)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -74,13 +73,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         name: mode, model, workers and batch size, as TorchServe's suite names them.
         model: the name of the model in the suite.
         url: its archive.
-        input: the file to send.
         content_type: its type; "" for that of its name.
-        workers: replicas.
-        batch_size: the largest batch.
         batch_delay_ms: how long a batch waits to fill.
-        device: where it runs.
-        concurrency: how many are under way.
     """
 
     name: str
@@ -124,9 +118,8 @@ def read_suite(file: Path) -> list[Case]:
 
 
 def _check(document: Document) -> None:
-    problems = document.problems
-    if problems:
-        raise ConfigError("\n".join(problems))
+    if document.problems:
+        raise ConfigError("\n".join(document.problems))
 
 
 def _beside(file: Path, name: str) -> Path:
@@ -152,16 +145,14 @@ def _of_mode(model: str, mode: str, given: _Mode, hardware: str) -> Iterator[Cas
     if hardware:
         devices = [one for one in devices if one == ("cuda" if hardware == "gpu" else "cpu")]
     several = len(devices) > 1
-    for device in devices:
-        for workers in given.workers:
-            for batch_size in given.batch_size:
-                name = f"{mode}_{model}_w{workers}_b{batch_size}"
-                yield Case(
-                    name=f"{name}_{device}" if several else name, model=model, url=given.url,
-                    input=given.input, content_type=given.content_type, workers=workers,
-                    batch_size=batch_size, batch_delay_ms=given.batch_delay, device=device,
-                    requests=given.requests, concurrency=given.concurrency,
-                )  # fmt: skip
+    for device, workers, batch_size in product(devices, given.workers, given.batch_size):
+        name = f"{mode}_{model}_w{workers}_b{batch_size}"
+        yield Case(
+            name=f"{name}_{device}" if several else name, model=model, url=given.url,
+            input=given.input, content_type=given.content_type, workers=workers,
+            batch_size=batch_size, batch_delay_ms=given.batch_delay, device=device,
+            requests=given.requests, concurrency=given.concurrency,
+        )  # fmt: skip
 
 
 def _device(processor: Any) -> Literal["cpu", "cuda"]:
@@ -170,14 +161,11 @@ def _device(processor: Any) -> Literal["cpu", "cuda"]:
 
 
 def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the line of `ab_report.csv` for a case; what is not known is 0, as with TorchServe.
-
-    Args:
-        found: its measurement, of one load.
-    """
+    """Return the line of `ab_report.csv` for a case with one load; what is not known is 0."""
     load = found.loads[-1]
     queue = statistics.spread([sum(row.stages[:3]) for row in rows if row.stages])
     model = statistics.spread([sum(row.stages[3:6]) for row in rows if row.stages])
+    other = load.stages["other"].mean if "other" in load.stages else 0.0
     failed = load.requests - load.succeeded
     values = {
         "Benchmark": "AB", "TS failed requests": failed, "TS throughput": load.rate,
@@ -190,14 +178,11 @@ def report_row(case: Case, found: Measurement, rows: Sequence[Row]) -> dict[str,
         "Model_p50": model.p50, "Model_p90": model.p90, "Model_p99": model.p99,
         "Queue time p50": queue.p50, "Queue time p90": queue.p90, "Queue time p99": queue.p99,
         "predict_mean": model.mean, "handler_time_mean": model.mean,
-        "waiting_time_mean": queue.mean, "worker_thread_mean": _mean(load, "other"),
+        "waiting_time_mean": queue.mean, "worker_thread_mean": other,
         **_resources(load, found.environment),
     }  # fmt: skip
-    return {name: _rounded(values.get(name, 0.0)) for name in COLUMNS}
-
-
-def _mean(load: Load, stage: str) -> float:
-    return load.stages[stage].mean if stage in load.stages else 0.0
+    every = {name: values.get(name, 0.0) for name in COLUMNS}
+    return {name: round(n, 2) if isinstance(n, float) else n for name, n in every.items()}
 
 
 def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:
@@ -217,16 +202,11 @@ def _resources(load: Load, environment: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 2) if isinstance(value, float) else value
-
-
 def write_report(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write `ab_report.csv`; the file is complete or as it was."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     partly = file.with_suffix(".part")
-    partly.write_text(text.getvalue())
-    os.replace(partly, file)
+    with partly.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    partly.replace(file)

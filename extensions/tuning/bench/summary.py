@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
@@ -32,19 +31,6 @@ BUSY: Final = 0.9
 _REMEDY: Final = "use more --processes, or another machine for the generator"
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a load by time: from `start_s` to `end_s`."""
-
-    start_s: float
-    end_s: float
-
-    @property
-    def length_s(self) -> float:
-        """Return its length."""
-        return self.end_s - self.start_s
-
-
 def summarise(
     scenario: Scenario,
     sent: Sent,
@@ -56,16 +42,16 @@ def summarise(
     """Return what came of a load.
 
     Args:
-        scenario: how requests arrived.
-        sent: what the generators have seen.
-        objective: what the requests had to meet.
         warm_up_s: what to leave out at the start; None finds it.
         started_at: seconds since 1970.
     """
     rows = sorted(sent.rows, key=lambda row: row.due_s)
-    length_s = _length_s(scenario, sent)
-    windows, part, steady = _in_windows(rows, scenario, length_s, warm_up_s)
-    counted = [row for row in rows if part.start_s <= row.due_s < part.end_s]
+    length_s = sent.length_s
+    if scenario.kind == "offline":
+        # All requests are due at once, so the load is as long as it takes to answer them.
+        length_s = max((row.answered_s for row in rows), default=0.0)
+    windows, start_s, steady = _in_windows(rows, scenario, length_s, warm_up_s)
+    counted = [row for row in rows if start_s <= row.due_s < length_s]
     results = [row for row in counted if not row.error]
     latencies = [row.latency_ms for row in results]
     low, high = _rate_interval(windows)
@@ -74,12 +60,12 @@ def summarise(
         offered_rate=_offered(scenario, rows, length_s),
         concurrency=scenario.concurrency,
         started_at=datetime.fromtimestamp(started_at, UTC).isoformat(timespec="milliseconds"),
-        duration_s=part.length_s,
-        warm_up_s=part.start_s,
+        duration_s=length_s - start_s,
+        warm_up_s=start_s,
         requests=len(counted),
         succeeded=len(results),
         errors=dict(Counter(row.error for row in counted if row.error).most_common()),
-        rate=_rate(rows, part),
+        rate=_rate(rows, start_s, length_s),
         rate_low=low,
         rate_high=high,
         latency=statistics.spread(latencies),
@@ -96,31 +82,23 @@ def summarise(
     return msgspec.structs.replace(load, refused=refused)
 
 
-def _length_s(scenario: Scenario, sent: Sent) -> float:
-    """Return how long a load was."""
-    if scenario.kind == "offline":
-        # All requests are due at once, so the load is as long as it takes to answer them.
-        return max((row.answered_s for row in sent.rows), default=0.0)
-    return sent.length_s
-
-
 def _in_windows(
     rows: Sequence[Row], scenario: Scenario, length_s: float, warm_up_s: float | None
-) -> tuple[list[Window], Part, bool]:
-    """Return the windows of a load, the part without the warm-up, and whether that is steady."""
-    windows = _windows(rows, max(length_s, 1e-3), scenario)
-    part, steady = _steady_part(windows, scenario, length_s, warm_up_s)
+) -> tuple[list[Window], float, bool]:
+    """Return the windows of a load, when the warm-up has ended, and whether the rest is steady."""
+    windows = _windows(rows, max(length_s, 1e-3))
+    start_s, steady = _steady_part(windows, scenario, warm_up_s)
     marked = [
-        msgspec.structs.replace(window, steady=window.start_s >= part.start_s - 1e-9)
+        msgspec.structs.replace(window, steady=window.start_s >= start_s - 1e-9)
         for window in windows
     ]
-    return marked, part, steady
+    return marked, start_s, steady
 
 
-def _rate(rows: Sequence[Row], part: Part) -> float:
+def _rate(rows: Sequence[Row], start_s: float, end_s: float) -> float:
     """Return the results a second that came within a part of the load."""
-    answered = sum(not row.error and part.start_s <= row.answered_s <= part.end_s for row in rows)
-    return answered / part.length_s if part.length_s > 0 else 0.0
+    answered = sum(not row.error and start_s <= row.answered_s <= end_s for row in rows)
+    return answered / (end_s - start_s) if end_s > start_s else 0.0
 
 
 def _rate_interval(windows: Sequence[Window]) -> tuple[float, float]:
@@ -137,7 +115,7 @@ def _lags_ms(scenario: Scenario, sent: Sent, counted: Sequence[Row]) -> list[flo
     return [(row.sent_s - row.due_s) * 1000 for row in counted]
 
 
-def _windows(rows: Sequence[Row], length_s: float, scenario: Scenario) -> list[Window]:
+def _windows(rows: Sequence[Row], length_s: float) -> list[Window]:
     """Return the load in windows of equal length; `rows` are in the order of their times."""
     count = min(WINDOWS_MAX, max(WINDOWS_MIN, math.floor(length_s / WINDOW_S)))
     each_s = length_s / count
@@ -174,10 +152,11 @@ def _end_of(row: Row) -> float:
 
 
 def _steady_part(
-    windows: Sequence[Window], scenario: Scenario, length_s: float, warm_up_s: float | None
-) -> tuple[Part, bool]:
+    windows: Sequence[Window], scenario: Scenario, warm_up_s: float | None
+) -> tuple[float, bool]:
+    """Return when the warm-up has ended, and whether the rest is steady."""
     if scenario.kind == "offline":
-        return Part(0.0, length_s), True
+        return 0.0, True
     each_s = windows[0].length_s
     if warm_up_s is None:
         with_results = [index for index, window in enumerate(windows) if window.p50_ms]
@@ -191,7 +170,7 @@ def _steady_part(
     if not scenario.concurrency:
         rate = scenario.rate or (len(rest) and sum(window.rate for window in rest) / len(rest))
         steady = steady and not statistics.grows([window.waiting for window in rest], rate)
-    return Part(first * each_s, length_s), steady
+    return first * each_s, steady
 
 
 def _offered(scenario: Scenario, rows: Sequence[Row], length_s: float) -> float | None:

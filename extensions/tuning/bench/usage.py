@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple
 
 from extensions.tuning.bench.load.targets import Target
 from extensions.tuning.bench.measurement import Usage
+from extensions.tuning.machine import nvidia_devices
+from headrace.config.settings import MIB
 
 _EVERY_S: Final = 0.5
 #: Unique memory takes milliseconds to read, so it is read less often.
 _MEMORY_EVERY: Final = 4
-_MIB: Final = 1 << 20
 _LOCAL: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 #: The part that a process is, by a word of its command line; the first match counts.
 _PARTS: Final = (
@@ -35,14 +36,9 @@ _PARTS: Final = (
 
 
 class Meter:
-    """Samples processes by part, from `start` to `stop`.
+    """Samples processes by part, given by their pids, from `start` to `stop`."""
 
-    Args:
-        parts: the processes of each part, by pid.
-        devices: sample the NVIDIA devices too.
-    """
-
-    def __init__(self, parts: Mapping[str, Iterable[int]], *, devices: bool = False) -> None:
+    def __init__(self, parts: Mapping[str, Iterable[int]]) -> None:
         import psutil
 
         self._psutil = psutil
@@ -54,7 +50,7 @@ class Meter:
         #: (time, CPU seconds of each part).
         self._samples: list[tuple[float, dict[str, float]]] = []
         self._memory: dict[str, float] = {}
-        self._devices = _Devices() if devices else None
+        self._devices = nvidia_devices()
         #: (time, what the devices do).
         self._device_samples: list[tuple[float, _Device]] = []
         self._ended = threading.Event()
@@ -65,13 +61,9 @@ class Meter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; safe to call twice."""
+        """End it."""
         self._ended.set()
-        if self._thread.is_alive():
-            self._thread.join()
-        if self._devices is not None:
-            self._devices.close()
-            self._devices = None
+        self._thread.join()
 
     def usage(self, start_at: float, end_at: float) -> dict[str, Usage]:
         """Return what each part used between two times of `time.monotonic`."""
@@ -97,19 +89,10 @@ class Meter:
 
     def _cpu_at(self, part: str, at: float) -> float:
         """Return the CPU seconds of a part at a time, between two samples in proportion."""
-        before = after = None
-        for sample in self._samples:
-            if part not in sample[1]:
-                continue
-            if sample[0] <= at:
-                before = sample
-            elif after is None:
-                after = sample
-        if before is None or after is None:
-            known = before or after
-            return known[1][part] if known else 0.0
-        share = (at - before[0]) / (after[0] - before[0])
-        return before[1][part] + share * (after[1][part] - before[1][part])
+        import numpy as np
+
+        times, used = zip(*((time_s, cpu[part]) for time_s, cpu in self._samples), strict=True)
+        return float(np.interp(at, times, used))
 
     def _run(self) -> None:
         number = 0
@@ -125,10 +108,10 @@ class Meter:
         for part, processes in self._processes.items():
             cpu[part] = sum(self._of(process, self._cpu) for process in processes)
             if memory:
-                used = sum(self._of(process, self._unique) for process in processes) / _MIB
+                used = sum(self._of(process, self._unique) for process in processes) / MIB
                 self._memory[part] = max(self._memory.get(part, 0.0), used)
         self._samples.append((time.monotonic(), cpu))
-        if self._devices is not None and (device := self._devices.sample()) is not None:
+        if (device := _sampled(self._devices)) is not None:
             self._device_samples.append((time.monotonic(), device))
 
     def _of(self, process: Any, figure: Any) -> float:
@@ -157,41 +140,21 @@ class _Device(NamedTuple):
     busy: float
 
 
-class _Devices:
-    """All NVIDIA devices, where NVML is there."""
+def _sampled(devices: Iterable[Any]) -> _Device | None:
+    """Return what the devices do; None without a device."""
+    used = total = 0.0
+    busy = []
+    for handle in devices:
+        import pynvml
 
-    def __init__(self) -> None:
-        self._nvml: Any = None
-        self._handles: list[Any] = []
-        with contextlib.suppress(Exception):  # NVML has an error class for each code
-            import pynvml
-
-            pynvml.nvmlInit()
-            self._nvml = pynvml
-            self._handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(number)
-                for number in range(pynvml.nvmlDeviceGetCount())
-            ]
-
-    def sample(self) -> _Device | None:
-        """Return what the devices do; None without a device."""
-        used = total = 0.0
-        busy = []
-        for handle in self._handles:
-            with contextlib.suppress(Exception):
-                memory = self._nvml.nvmlDeviceGetMemoryInfo(handle)
-                used += memory.used / _MIB
-                total += memory.total / _MIB
-            # A part of a device (MIG) does not have it.
-            with contextlib.suppress(Exception):
-                busy.append(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
-        return _Device(used, total, fmean(busy) if busy else 0.0) if total else None
-
-    def close(self) -> None:
-        """Leave NVML."""
-        if self._nvml is not None:
-            with contextlib.suppress(Exception):
-                self._nvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            used += memory.used / MIB
+            total += memory.total / MIB
+        # A part of a device (MIG) does not have it.
+        with contextlib.suppress(pynvml.NVMLError):
+            busy.append(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100)
+    return _Device(used, total, fmean(busy) if busy else 0.0) if total else None
 
 
 @contextlib.contextmanager
@@ -200,7 +163,7 @@ def metered(parts: Mapping[str, Iterable[int]]) -> Iterator[Meter | None]:
     meter = None
     if any(parts.values()):
         with contextlib.suppress(ImportError):
-            meter = Meter(parts, devices=True)
+            meter = Meter(parts)
             meter.start()
     try:
         yield meter
@@ -270,13 +233,13 @@ def _family(psutil: Any, port: int) -> list[Any]:
             if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid
         }
         found = [psutil.Process(pid) for pid in listening]
-        roots = {_root(psutil, process) for process in found}
+        roots = {_root(process) for process in found}
         return [*roots, *(child for root in roots for child in root.children(recursive=True))]
     except psutil.Error:
         return []
 
 
-def _root(psutil: Any, process: Any) -> Any:
+def _root(process: Any) -> Any:
     """Return the supervisor of a process, or the process itself."""
     parent = process.parent()
     if parent is not None and {"headrace", "up"} <= set(parent.cmdline()):

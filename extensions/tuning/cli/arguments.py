@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headrace.cli.shared.options import parsed_seconds
 from headrace.errors import ConfigError, InvalidRequest
 
@@ -52,6 +54,11 @@ def check_folder(path: Path | None) -> None:
         )
     if path.is_dir():
         raise ConfigError(f"{path} cannot be written: it is a folder", hint="name a file in it")
+
+
+def json_text(document: msgspec.Struct) -> str:
+    """Return a document as JSON with line breaks."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
 
 
 def write_file(path: Path, text: str) -> None:

@@ -6,14 +6,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 import typer
 from typer.core import TyperGroup
 from typing_extensions import override
 
-from extensions.tuning.cli.arguments import check_folder, write_file
+from extensions.tuning.cli.arguments import check_folder, json_text, write_file
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
@@ -233,7 +233,6 @@ def _of_param(error: InvalidRequest, names: Iterable[str], model: str) -> Invali
 def _interrupted(
     error: BaseException, so_far: Sequence[Measurement]
 ) -> tuple[ExitCode, Measurement]:
-    """Return the exit code, and the measurement of the loads that had ended."""
     code, reason = stop_reason(error, "a file")
     if not so_far:
         output.message(f"{reason}; no load had ended")
@@ -296,14 +295,11 @@ def _target(
     from extensions.tuning.bench.load.targets import read_inputs, target_for
     from headrace.client.http.transport import DEFAULT_URL, ENV_API_KEY, ENV_CA_FILE
 
-    known: dict[str, Protocol] = {
-        "headrace": "headrace", "torchserve": "torchserve", "triton": "triton"
-    }  # fmt: skip
-    if protocol not in known:
+    if protocol not in ("headrace", "torchserve", "triton"):
         raise InvalidRequest(
             f"--protocol {protocol} is unknown", hint="use headrace, torchserve or triton"
         )
-    chosen = known[protocol]
+    chosen = cast("Protocol", protocol)
     read, described = read_inputs(inputs, content_type or "")
     address, ca_file = url or DEFAULT_URL, os.environ.get(ENV_CA_FILE) or ""
     return target_for(
@@ -334,7 +330,6 @@ def _rows_to(file: Path | None) -> Iterator[RowWriter | None]:
 
 
 def _progress() -> Callable[[Load], None]:
-    """Return what prints a load that has ended, for people who wait."""
     from extensions.tuning.bench.report.wording import load_name, why_again
 
     earlier: list[Load] = []
@@ -364,7 +359,8 @@ def _print(found: Measurement) -> None:
         for note in wording.notes(load):
             output.line(note)
         if load.stages:
-            output.line(f"{wording.load_name(load)}: {_stages(load)}")
+            times = (f"{stage} {spread.mean:.1f}" for stage, spread in load.stages.items())
+            output.line(f"{wording.load_name(load)}: mean ms: {', '.join(times)}")
     for _, text in () if searched else wording.verdicts(found):
         output.line(text)
     for text in (wording.peak_text(found), wording.cost_text(found)):
@@ -384,21 +380,13 @@ def _row(load: Load) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _stages(load: Load) -> str:
-    """Return the mean time of each stage on a line."""
-    times = (f"{stage} {spread.mean:.1f}" for stage, spread in load.stages.items())
-    return f"mean ms: {', '.join(times)}"
-
-
 def _write(
     found: Measurement, json_file: Path | None, html: Path | None, markdown: Path | None
 ) -> None:
     from extensions.tuning.bench import report
 
     if json_file is not None:
-        write_file(
-            json_file, msgspec.json.format(msgspec.json.encode(found), indent=1).decode() + "\n"
-        )
+        write_file(json_file, json_text(found))
     if html is not None:
         write_file(html, report.html([found]))
     if markdown is not None:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
-from extensions.tuning.cli.arguments import budget_seconds, check_folder, own_model, write_file
+from extensions.tuning.cli.arguments import (
+    budget_seconds,
+    check_folder,
+    json_text,
+    own_model,
+    write_file,
+)
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated, stop_reason
@@ -24,7 +33,6 @@ if TYPE_CHECKING:
     from headrace.config.model.optimize import Optimize
 
 ROUNDS: Final = 10
-SIZES_MAX: Final = 64
 #: The part of a time limit in which variants are built and loaded. Each has its first rounds then.
 _LOADING: Final = 0.85
 
@@ -89,7 +97,7 @@ def optimize(
             keep=keep,
         )
     )
-    for path, text in ((json_file, page.as_json), (html, page.html)):
+    for path, text in ((json_file, json_text), (html, page.html)):
         if path is not None:
             write_file(path, text(comparison))
     _print(comparison)
@@ -133,7 +141,6 @@ def compared(
 
     Args:
         folder: the folder of the models file.
-        rounds: how many batches of each size.
         inputs: a file, or a folder of inputs; "" for the handler's example.
         state_dir: the folder of the builds of variants, and of the last comparison.
         limit_s: how long it may take; None for any time. What was measured by then is returned.
@@ -144,8 +151,6 @@ def compared(
     Raises:
         ConfigError: the model does not load or has no inputs, or no batch was measured in time.
     """
-    import msgspec
-
     from extensions.tuning.optimize import kept
     from headrace.config.model.optimize import OPTIMIZED
 
@@ -160,11 +165,11 @@ def compared(
     }
 
     def noted(found: Comparison) -> None:
-        found = _with_late(found, wanted)
+        found = with_late(found, wanted)
         kept.write(state_dir, frame, found)
         keep(found)
 
-    return _with_late(_measured(frame, config, limit_s, noted), wanted)
+    return with_late(_measured(frame, config, limit_s, noted), wanted)
 
 
 def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dict[str, Any]:
@@ -177,10 +182,8 @@ def frame_of(config: ModelConfig, folder: Path, device: str, inputs: str) -> dic
     }
 
 
-def _with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
+def with_late(comparison: Comparison, wanted: Iterable[Optimize]) -> Comparison:
     """Return a comparison that also has the variants for which there was no time."""
-    import msgspec
-
     from extensions.tuning.optimize.report import LATE, Variant
 
     if comparison.without_module:
@@ -209,8 +212,6 @@ def _variants(
     text: str | None, config: ModelConfig, device: str, max_error: float | None
 ) -> Iterable[Optimize]:
     """Return the variants that are named, else those that can run; the model's own is one."""
-    import msgspec
-
     from extensions.tuning.optimize.candidates import candidates
     from headrace.config.model.optimize import Optimize, optimize_problem
     from headrace.config.suggestions import not_a_choice
@@ -246,7 +247,7 @@ def _sizes(text: str | None, config: ModelConfig) -> Sequence[int]:
         sizes = sorted({int(one) for one in text.split(",")})
     except ValueError:
         sizes = []
-    if not sizes or sizes[0] < 1 or len(sizes) > SIZES_MAX or sizes[-1] > config.max_batch_size:
+    if not sizes or sizes[0] < 1 or len(sizes) > 64 or sizes[-1] > config.max_batch_size:
         raise ConfigError(
             f"--sizes: {text!r} is no list of batch sizes up to max_batch_size, "
             f"{config.max_batch_size}",
@@ -274,11 +275,6 @@ def _measured(
     keep: Callable[[Comparison], None],
 ) -> Comparison:
     """Run the process that measures; its log comes on standard error."""
-    import subprocess
-    import tempfile
-
-    import msgspec
-
     from extensions.tuning.optimize.report import read_lines
 
     with (
@@ -315,7 +311,6 @@ def _measured(
 
 
 def _variables(config: ModelConfig) -> dict[str, str]:
-    """Return the environment of the process that measures."""
     from headrace.config.environment import with_packages, with_server_path
     from headrace.models.requirements import installed
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from extensions.tuning.cli.arguments import json_text
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import client_of
@@ -43,17 +44,14 @@ def run_sweep(
     """Measure each case of a suite, and write `ab_report.csv`, `report.md` and `report.html`.
 
     Args:
-        file: the suite.
-        folder: where the files are written.
         model: a registered model; None registers the archive of each case under a new name, and
             removes it.
         inputs: what to send; None takes that of each case.
-        url: the server.
-        processes: how many processes send the load.
 
     Raises:
         ConfigError: the suite is wrong, or a file cannot be written.
     """
+    from extensions.tuning.bench import report
     from extensions.tuning.bench.report.wording import busy_warnings
     from extensions.tuning.bench.serving import NotServed
     from extensions.tuning.bench.suite import read_suite
@@ -75,7 +73,8 @@ def run_sweep(
                     results.failed = True
         if not results.found:
             return ExitCode.FAILED
-        results.write_reports()
+        (folder / "report.md").write_text(report.markdown(results.found))
+        (folder / "report.html").write_text(report.html(results.found))
     except OSError as error:
         raise ConfigError(f"{folder} is not written: {error.strerror or error}") from error
     for text in busy_warnings(results.found[:1]):
@@ -89,7 +88,6 @@ class _Results:
     """The results of a sweep, which are written into a folder as each case ends.
 
     Attributes:
-        found: the measurements.
         lines: their lines of `ab_report.csv`.
         failed: a case was not measured, or its load does not count.
     """
@@ -101,7 +99,6 @@ class _Results:
         self.failed = False
 
     def add(self, case: Case, measured: Measurement, rows: list[Row]) -> None:
-        """Keep and write the results of a case."""
         from extensions.tuning.bench.measurement import with_load_of
         from extensions.tuning.bench.suite import report_row, write_report
 
@@ -111,15 +108,7 @@ class _Results:
         self.lines.append(report_row(case, measured, rows))
         self.failed = self.failed or bool(measured.loads[-1].refused)
         write_report(self._folder / "ab_report.csv", self.lines)
-        text = msgspec.json.format(msgspec.json.encode(measured), indent=1)
-        (self._folder / f"{case.name}.json").write_bytes(text + b"\n")
-
-    def write_reports(self) -> None:
-        """Write the reports of all measurements."""
-        from extensions.tuning.bench import report
-
-        (self._folder / "report.md").write_text(report.markdown(self.found))
-        (self._folder / "report.html").write_text(report.html(self.found))
+        (self._folder / f"{case.name}.json").write_text(json_text(measured))
 
 
 def _print(lines: list[dict[str, Any]]) -> None:
@@ -165,16 +154,7 @@ def _measure(
 
 
 class _Server:
-    """The server of a sweep. What an earlier sweep or tuning has left there is taken back first.
-
-    Args:
-        model: a registered model; None registers that of each case.
-        file: the suite.
-        stack: ends with the sweep.
-
-    Raises:
-        ConfigError: another process changes the model.
-    """
+    """The server of a sweep. What an earlier sweep or tuning has left there is taken back first."""
 
     def __init__(self, client: Client, model: str | None, file: Path, stack: ExitStack) -> None:
         from extensions.tuning.bench.reservation import reserved, take_back

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from headrace.config.model.optimize import Optimize
 
 _BUDGET: Final = "20m"
-_PRIVATE: Final = "private"
 #: The batch sizes of the calibration, and how many batches of each.
 SIZES: Final = (1, 4, 16, 64)
 #: The batch sizes of a calibration that has less time than this.
@@ -84,7 +83,7 @@ def tune(
         sent, described = _inputs(inputs, subject.example, model)
         plan = tuning.Plan(
             model=model, objective=objective, budget_s=budget_s, present=subject.present,
-            folder=folder, input=described, where=url or _PRIVATE,
+            folder=folder, input=described, where=url or "private",
             models_file=subject.models_file, resume=resume,
         )  # fmt: skip
         report = _tuned(subject, plan, inputs, sent)
@@ -160,7 +159,6 @@ def _subject(model: str, url: str | None, models: Path | None, holder: str) -> I
 
 
 def _catalog(models: Path | None) -> tuple[Catalog, Path]:
-    """Return the catalog and the state directory."""
     from headrace.config.settings import load_settings
     from headrace.models.catalog import load_models
     from headrace.server.packages import SERVER_EXTRAS, require_extras
@@ -173,10 +171,13 @@ def _catalog(models: Path | None) -> tuple[Catalog, Path]:
 def _of_models_file(
     catalog: Catalog, config: ModelConfig, reservation: Reservation, state_dir: Path
 ) -> _Subject:
+    from extensions.tuning.tune.tuning import OPTIONS
+
+    present = {name: msgspec.to_builtins(getattr(config, name, None)) for name in OPTIONS}
     return _Subject(
         model=config.name,
         reservation=reservation,
-        present=_present(config),
+        present=present | ({"replicas": "auto"} if config.auto_replicas else {}),
         example=_example(msgspec.to_builtins(config.inputs) if config.inputs else None),
         load_timeout_s=config.load_timeout_s,
         written=dict(catalog.written[config.name]),
@@ -184,13 +185,6 @@ def _of_models_file(
         config=config,
         state_dir=state_dir,
     )
-
-
-def _present(config: ModelConfig) -> dict[str, Any]:
-    from extensions.tuning.tune.tuning import OPTIONS
-
-    found = {name: msgspec.to_builtins(getattr(config, name, None)) for name in OPTIONS}
-    return found | ({"replicas": "auto"} if config.auto_replicas else {})
 
 
 def _on_server(client: Client, model: str, reservation: Reservation) -> _Subject:
@@ -229,7 +223,7 @@ class _Calibration:
     def __init__(self, subject: _Subject, inputs: Path | None, plan: Plan) -> None:
         from extensions.tuning.cli.optimize import frame_of, inputs_of
         from extensions.tuning.optimize import kept
-        from extensions.tuning.tune.budget import calibration_s
+        from extensions.tuning.tune.trials import calibration_s
         from headrace.server.gpus import worker_devices
 
         # A resumed one measures what the first one has left out.
@@ -257,10 +251,8 @@ class _Calibration:
     def _variants(self) -> list[Optimize]:
         from extensions.tuning.optimize.candidates import candidates
 
-        own = (
-            [] if self._config is None or self._config.optimize is None else [self._config.optimize]
-        )
-        return [*own, *map(self._with_inputs, candidates(self._device))]
+        own = self._config.optimize if self._config is not None else None
+        return [*filter(None, [own]), *map(self._with_inputs, candidates(self._device))]
 
     def _with_inputs(self, variant: Optimize) -> Optimize:
         if variant.precision != "int8" or not self._calibrate:
@@ -289,8 +281,7 @@ class _Calibration:
             return None
         if self._found is not None:
             return self._kept(*self._found)
-        from extensions.tuning.cli.optimize import compared
-        from extensions.tuning.optimize.report import LATE, Variant
+        from extensions.tuning.cli.optimize import compared, with_late
         from headrace.config.model.optimize import FIXED_SHAPES
 
         output.message("measures the variants of the model without a server")
@@ -316,10 +307,7 @@ class _Calibration:
             output.message(found.left_out)
         if found.cut:
             output.message(f"goes on with what was measured within {limit_s:.0f} s")
-        if slow and not found.without_module:
-            late = [Variant(optimize=one, refused=LATE) for one in slow]
-            found = msgspec.structs.replace(found, variants=[*found.variants, *late], cut=True)
-        return found
+        return with_late(found, wanted)
 
     def _kept(self, found: Comparison, age_s: float) -> Comparison:
         age = duration(age_s)
@@ -337,13 +325,11 @@ class _Calibration:
 def _target(address: str, model: str, sent: list[Input], described: str, *, private: bool) -> Any:
     from extensions.tuning.bench.load.targets import target_for
 
-    key, ca_file = ("" if private else os.environ.get(name, "") for name in _ACCESS)
+    names = ("HEADRACE_API_KEY", "HEADRACE_CA_FILE")
+    key, ca_file = ("" if private else os.environ.get(name, "") for name in names)
     return target_for(
         "headrace", address, model, sent, api_key=key, ca_file=ca_file, described=described
     )
-
-
-_ACCESS: Final = ("HEADRACE_API_KEY", "HEADRACE_CA_FILE")
 
 
 def _example(section: dict[str, Any] | None) -> Any:

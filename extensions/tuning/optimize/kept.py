@@ -42,11 +42,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write(state_dir: Path, frame: Mapping[str, Any], comparison: Comparison) -> None:
-    """Keep a comparison; without a folder that can be written, nothing is kept.
-
-    Args:
-        frame: what the process that measured has read.
-    """
+    """Keep a comparison for the frame of its process, if the folder can be written."""
     kept = _Kept(key=_key(frame), at=time.time(), comparison=comparison)
     file = _file(state_dir, frame)
     temporary = file.with_name(f"{file.name}.{os.getpid()}")
@@ -57,11 +53,7 @@ def write(state_dir: Path, frame: Mapping[str, Any], comparison: Comparison) -> 
 
 
 def read(state_dir: Path, frame: Mapping[str, Any]) -> tuple[Comparison, float] | None:
-    """Return the last comparison of the same model and inputs, and its age in seconds.
-
-    Returns:
-        None without one, and if it is a week old.
-    """
+    """Return the last comparison of a model and inputs, and its age in s; None after a week."""
     with suppress(OSError, msgspec.MsgspecError):
         kept = msgspec.json.decode(_file(state_dir, frame).read_bytes(), type=_Kept)
         age_s = time.time() - kept.at

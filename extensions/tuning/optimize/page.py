@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 from xml.etree.ElementTree import Element
 
-import msgspec
-
 from extensions.tuning.machine import busy_warning
 from extensions.tuning.optimize.report import LATE, BatchTime, Comparison, Variant
 from extensions.tuning.pages.charts import Bar, bar_chart, missing
@@ -20,28 +18,17 @@ from headrace.text import duration
 _KINDS: Final = {"eager": 7, "variant": 0, "refused": 1}
 
 
-def as_json(comparison: Comparison) -> str:
-    """Return the whole document, with line breaks."""
-    text = msgspec.json.encode(comparison)
-    return msgspec.json.format(text, indent=1).decode() + "\n"
-
-
 def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Return the headers and the rows of a comparison; `>` begins a header of numbers."""
     sizes = sizes_of(comparison)
-    columns = [
-        "backend",
-        "precision",
-        ">load s",
-        ">build s",
-        ">MiB",
-        *(f">ms of {n}" for n in sizes),
-    ]
+    columns = ["backend", "precision", ">load s", ">build s", ">MiB"]
+    columns += [f">ms of {n}" for n in sizes]
     columns += [f">times of {sizes[-1]}"] if sizes else []
     columns += [">error", ">agreement", "used"]
     rows = []
     for variant in comparison.variants:
-        row = [_backend(variant), variant.optimize.precision]
+        form = variant.optimize
+        row = [form.backend + (f" {form.mode}" if form.mode != "default" else ""), form.precision]
         if not variant.times:
             used = "not measured" if variant.refused == LATE else "refused"
             rows.append([*row, *["-"] * (len(columns) - 3), used])
@@ -49,7 +36,8 @@ def table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
         row += [f"{variant.load_s:.1f}", f"{variant.build_s:.1f}", f"{variant.memory_mb:.0f}"]
         row += [_ms(time_of(variant, size)) for size in sizes]
         row += [gain_text(comparison, variant, sizes[-1])]
-        row += [f"{variant.error:.1g}" if variant.error else "0", _share(variant.agreement)]
+        agreement = "-" if variant.agreement is None else f"{variant.agreement:.1%}"
+        row += [f"{variant.error:.1g}" if variant.error else "0", agreement]
         rows.append([*row, "refused" if variant.refused else "yes"])
     return columns, rows
 
@@ -188,24 +176,7 @@ def _chart(comparison: Comparison, size: int) -> Element:
     return figure(title, chart, legend=legend)
 
 
-def _backend(variant: Variant) -> str:
-    mode = variant.optimize.mode
-    return variant.optimize.backend + (f" {mode}" if mode != "default" else "")
-
-
 def _ms(time: BatchTime | None) -> str:
     if time is None:
         return "-"
     return f"{time.inference_ms:.1f}" if time.inference_ms >= 10 else f"{time.inference_ms:.2f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
-
-
-def markdown(comparison: Comparison) -> str:
-    """Return the table in Markdown."""
-    columns, rows = table(comparison)
-    names = [column.lstrip(">") for column in columns]
-    rule = ["---:" if column.startswith(">") else "---" for column in columns]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (names, rule, *rows))

@@ -34,11 +34,9 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
     """One variant.
 
     Attributes:
-        optimize: the variant.
         load_s: the seconds of a load whose build is in the cache.
         build_s: the seconds of the build; 0 if it was in the cache.
         memory_mb: what the process needs in MiB, on its device.
-        times: the batches, by ascending size.
         error: the largest difference to eager, relative to the largest output; 0 for eager.
         agreement: the share of calibration inputs with the same best class as eager; None if the
             outputs have no classes.

@@ -124,10 +124,8 @@ def line_chart(
 
     Args:
         title: what it shows, for readers that do not see it.
-        series: the lines.
         x: what the horizontal axis measures.
         y: what the vertical axis measures.
-        limits: vertical lines.
         most_y: the largest value of y; by default that of the points.
         log_x: the horizontal axis is logarithmic if its values are far apart.
     """
@@ -168,7 +166,6 @@ def column_chart(title: str, columns: Sequence[tuple[str, float]], x: str, y: st
     """Return a chart of columns, each with a name below it.
 
     Args:
-        title: what it shows.
         columns: names and values; where names would overlap, some are left out.
         x: what the names are.
         y: what the values measure.

@@ -108,13 +108,7 @@ def warning(text: str) -> Element | None:
 def table(
     header: Sequence[str], rows: Iterable[Sequence[Child]], texts: Sequence[int] = (0,)
 ) -> Element:
-    """Return a table.
-
-    Args:
-        header: the names of the columns.
-        rows: the cells.
-        texts: the columns with text, which begin at the left.
-    """
+    """Return a table; the columns `texts` begin at the left."""
 
     def cells(tag: str, row: Sequence[Child]) -> list[Element]:
         return [

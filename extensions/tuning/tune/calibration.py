@@ -17,6 +17,7 @@ from extensions.tuning.tune.space import (
     Candidate,
     Point,
     Space,
+    moved,
     variant_label,
     variant_options,
 )
@@ -43,7 +44,6 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         start: the batch with which the first of them has its highest rate within the objective, of
             the measured sizes and the powers of two between them.
         preprocess_share: the part of the time of that batch that `preprocess` takes.
-        left_out: what is not measured, with reasons.
         measured: all variants with times, for `expected_rate`.
     """
 
@@ -102,16 +102,16 @@ def calibrated(comparison: Comparison, objective_ms: float) -> Calibration:
 def start_of(space: Space, calibration: Calibration) -> Point:
     """Return the point where the search begins: the fastest variant with its best batch."""
     point = space.present
-    for axis in space.axes:
+    for place, axis in enumerate(space.axes):
         if axis.name == VARIANT and calibration.variants:
             wanted = variant_label(variant_options(calibration.variants[0].optimize))
             labels = [choice.label for choice in axis.choices]
             if wanted in labels:
-                point = space.at(point, axis.name, labels.index(wanted))
+                point = moved(point, place, labels.index(wanted))
         if axis.name == "max_batch_size" and calibration.start:
             sizes = [choice.options["max_batch_size"] for choice in axis.choices]
             nearest = min(sizes, key=lambda size: (abs(size - calibration.start), size))
-            point = space.at(point, axis.name, sizes.index(nearest))
+            point = moved(point, place, sizes.index(nearest))
     return point
 
 

@@ -28,7 +28,6 @@ class Confirmed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rate: the mean of its peak rates, in requests a second.
         low, high: the interval of the mean, by bootstrap.
-        trials: the measurements, in order.
     """
 
     candidate: Candidate
@@ -65,8 +64,7 @@ def confirm(
 ) -> Confirmation | None:
     """Measure all in turns: A/B, then B/A, and so on, so that a drift of the machine cancels out.
 
-    Returns:
-        None if the budget ended before ROUNDS_MIN rounds.
+    It is None if the budget ended before ROUNDS_MIN rounds.
     """
     candidates = [present, *others]
     found: list[list[Trial]] = [[] for _ in candidates]

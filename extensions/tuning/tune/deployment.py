@@ -44,17 +44,12 @@ _HOST: Final = "127.0.0.1"
 _STOP_S: Final = 30.0
 _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
-_LOG_BYTES: Final = 4000
 #: The prefix of the folder of one server.
 _STATE: Final = "state-"
 
 
 class Deployment(Protocol):
-    """Where trials run.
-
-    Attributes:
-        private: it is one of our own, which a trial may start again.
-    """
+    """Where trials run; a private one is our own, which a trial may start again."""
 
     url: str
     private: bool
@@ -89,7 +84,6 @@ class PrivateDeployment(Deployment):
         models_file: the models file; relative paths refer to its folder.
         folder: the folder of the tuning.
         builds: the folder of the builds of variants.
-        load_timeout_s: how long a start may take.
     """
 
     def __init__(
@@ -197,7 +191,8 @@ class PrivateDeployment(Deployment):
                     unserved = found.unserved or ""
                     if found.state == "failed":
                         raise NotServed(last_line(found.error or ""))
-                    if found.ready_replicas >= max(1, _number(found.replicas)):
+                    wanted = found.replicas if isinstance(found.replicas, int) else 1
+                    if found.ready_replicas >= max(1, wanted):
                         return found
                 # Before the worker runs no worker can host the model.
                 if unserved and waited_s > _UNSERVED_S:
@@ -237,18 +232,13 @@ class PrivateDeployment(Deployment):
 
     def _last_lines(self) -> str:
         try:
-            return last_line(self._log.read_bytes()[-_LOG_BYTES:].decode(errors="replace"))
+            return last_line(self._log.read_bytes()[-4000:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
 
 
 class RunningServer(Deployment):
-    """A server that runs already; each trial sets the options of the model in its registry.
-
-    Args:
-        load_timeout_s: how long a change may take.
-        reservation: of the model on that server.
-    """
+    """A server that runs already; each trial sets the options of the model in its registry."""
 
     def __init__(
         self, url: str, model: str, load_timeout_s: float, reservation: Reservation
@@ -289,7 +279,3 @@ class RunningServer(Deployment):
 
     def _set(self, options: dict[str, Any]) -> None:
         apply_options(self._client, self._model, options, self._timeout_s)
-
-
-def _number(replicas: Any) -> int:
-    return replicas if isinstance(replicas, int) else 1

@@ -25,7 +25,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True):
     """The first line: what is tuned. A journal goes on only with the same values.
 
     Attributes:
-        objective: the objective as it was given.
         where: the URL of the server, or "private".
         input: the inputs in words.
     """

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
 from extensions.tuning.bench.measurement import Objective
 from extensions.tuning.machine import busy_warning
+from extensions.tuning.pages.markdown import table
 from extensions.tuning.tune.calibration import LeftOut
 from extensions.tuning.tune.confirmation import Confirmation, Confirmed
 from extensions.tuning.tune.search import Trial, rate_text
@@ -21,11 +21,9 @@ class TuneReport(msgspec.Struct, frozen=True, kw_only=True):
     """One run of `headrace tune`.
 
     Attributes:
-        objective: what a rate must meet.
         where: the URL of the server, or "private".
         input: the inputs in words.
         seconds: how long the trials took.
-        points: the number of points of the space.
         complete: the search ended by itself, and not by the budget.
         trials: the trials of the search; the first is of the present options.
         left_out: what no trial measured, with reasons.
@@ -113,9 +111,7 @@ def markdown(report: TuneReport) -> str:
     parts += ["## Trials", _trials(report.trials)]
     if report.left_out:
         parts.append("## Left out without a trial")
-        parts.append(
-            _table(("what", "reason"), [(one.what, one.reason) for one in report.left_out])
-        )
+        parts.append(table(("what", "reason"), [(one.what, one.reason) for one in report.left_out]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -139,8 +135,8 @@ def _confirmed(confirmation: Confirmation) -> str:
     present = confirmation.present
     rows = [_row("present options", present, present)]
     rows += [_row(one.candidate.label, one, present) for one in confirmation.others]
-    columns = ("options", "peak, requests/s", "interval", "ratio", "p99 at the peak")
-    return _table(columns, rows)
+    columns = ("options", ">peak, requests/s", ">interval", ">ratio", ">p99 at the peak")
+    return table(columns, rows)
 
 
 def _row(name: str, one: Confirmed, present: Confirmed) -> tuple[str, ...]:
@@ -157,15 +153,9 @@ def _trials(trials: list[Trial]) -> str:
         # The first one is of the present options.
         label = labelled(trial.candidate, present=trial is trials[0])
         rows.append((label, rate_text(trial), result, f"{trial.seconds:.0f} s"))
-    return _table(("options", "met the objective", "limit", "time"), rows)
+    return table(("options", ">met the objective", "limit", ">time"), rows)
 
 
 def labelled(candidate: Candidate, *, present: bool) -> str:
     """Return the label of a candidate, with a mark if it has the present options."""
     return ": ".join(filter(None, ("present options" if present else "", candidate.label)))
-
-
-def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns)]
-    lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
-    return "\n".join(f"| {line} |" for line in lines)

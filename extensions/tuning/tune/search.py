@@ -33,7 +33,6 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         cut: why it was ended early; "" if it was not.
         error: why it could not be measured; "" if it was.
         seconds: how long it took, with the start of the server.
-        loads: how many loads it ran.
         p99_ms: the p99 at the highest rate that met the objective; 0 if it is not known.
         measurement: the file with all its figures, in the folder of the tuning; "" for none.
     """
@@ -142,13 +141,14 @@ class _Climb:
                 if self._better(neighbour):
                     close = True
                     continue
+                found = self.trial(neighbour, 0.0)
                 # What one choice is refused for, such as a handler whose verbs run in turn, the
                 # other choices are too. Each variant has reasons of its own.
-                if self._error(neighbour) and self._space.axes[axis].name != VARIANT:
+                if found.error and self._space.axes[axis].name != VARIANT:
                     lost.update(range(len(self._space.axes[axis].choices)))
                     lost.discard(self._at[axis])
                     return self._at != begun
-                reached = self._reached(neighbour)
+                reached = max(found.rate, found.high or 0.0)
                 if reached < _HOPELESS * before:
                     lost.add(neighbour[axis])
                 # A small loss may be a dip on the way to something better: look once behind it.
@@ -160,19 +160,11 @@ class _Climb:
         return self._at != begun
 
     def _better(self, point: Point) -> bool:
-        """Measure a point and move there if it is better."""
         found = self.trial(point, self._best.low)
         if found.rate <= self._best.rate * _WORTH:
             return False
         self._at, self._best = point, found
         return True
-
-    def _reached(self, point: Point) -> float:
-        found = self._seen[self._space.candidate(point).key]
-        return max(found.rate, found.high or 0.0)
-
-    def _error(self, point: Point) -> str:
-        return self._seen[self._space.candidate(point).key].error
 
     def _diagonals(self) -> Iterator[Point]:
         """Yield the points a step away on two axes with an order, unless one step lost clearly."""

@@ -6,7 +6,7 @@ Pure values: it knows no server and no file.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -37,7 +37,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One combination of options that a trial can measure.
 
     Attributes:
-        label: the combination in words.
         options: options of the model, as in the models file; None: without this option.
         environ: variables of the workers, which the models file does not have.
     """
@@ -115,12 +114,6 @@ class Space:
             environ=environ,
         )
 
-    def at(self, point: Point, name: str, index: int) -> Point:
-        """Return the point with another choice on the axis of this name, if there is one."""
-        return tuple(
-            index if axis.name == name else at for axis, at in zip(self.axes, point, strict=True)
-        )
-
     def directions(self, point: Point, axis: int) -> Iterator[Iterator[Point]]:
         """Yield the ways to leave a point along an axis; each yields ever more distant points.
 
@@ -130,10 +123,10 @@ class Space:
         if not self.axes[axis].ordered:
             for index in range(count):
                 if index != at:
-                    yield iter([_moved(point, axis, index)])
+                    yield iter([moved(point, axis, index)])
             return
         for indexes in (range(at + 1, count), range(at - 1, -1, -1)):
-            yield (_moved(point, axis, index) for index in indexes)
+            yield (moved(point, axis, index) for index in indexes)
 
     def _settle(self, options: dict[str, Any], environ: dict[str, str]) -> None:
         fixed = (options.get("optimize") or {}).get("backend") in FIXED_SHAPES
@@ -171,23 +164,27 @@ def space_of(
     Args:
         present: the options as the server has them, with its defaults.
         cores: physical cores.
-        gpu: the model runs on a GPU.
         workers: the workers' own variables can be changed too.
         variants: the variants that can win, besides the present one.
         batch_max: the largest batch that can meet the objective, or can win.
         preprocess_share: the part of a batch's time that `preprocess` takes.
     """
+    batch = present.get("max_batch_size", 32)
+    delay_ms = float(present.get("max_batch_delay_ms", 5.0))
+    # A delay counts towards the latency, and a batch takes time too.
+    delays = [delay for delay in _DELAYS_MS if delay <= objective_ms / 2]
     axes = [
         _variants(present, variants),
-        _batches(present, batch_max),
+        _numbers("max_batch_size", batch, powers_of_two(batch_max), "batch {}".format),
         _replicas(present, cores, gpu=gpu),
-        _threads(cores) if workers and not gpu else _none("threads"),
-        _preprocess(present, cores) if preprocess_share >= _WORTH else _none("preprocess"),
-        _delays(present, objective_ms),
+        _threads(cores) if workers and not gpu else None,
+        _preprocess(present, cores) if preprocess_share >= _WORTH else None,
+        _numbers("max_batch_delay_ms", delay_ms, delays, "delay {:g} ms".format),
         _padding(present, gpu=gpu),
-        _slots() if workers else _none("slots"),
+        _slots() if workers else None,
     ]
-    return Space([axis for axis in axes if len(axis.choices) > 1], 0 if gpu else cores)
+    chosen = [axis for axis in axes if axis is not None and len(axis.choices) > 1]
+    return Space(chosen, 0 if gpu else cores)
 
 
 def variant_label(variant: Mapping[str, Any] | None) -> str:
@@ -215,50 +212,34 @@ def _variants(present: Mapping[str, Any], variants: Sequence[Optimize]) -> Axis:
     return Axis(name=VARIANT, choices=tuple(found.values()), ordered=False)
 
 
-def _batches(present: Mapping[str, Any], most: int) -> Axis:
-    own = present.get("max_batch_size", 32)
-    sizes = sorted({*powers_of_two(most), own})
-    choices = [Choice(label=f"batch {n}", options={"max_batch_size": n}) for n in sizes]
-    return Axis(name="max_batch_size", choices=tuple(choices), start=sizes.index(own))
+def _numbers(name: str, own: float, values: Iterable[float], label: Callable[[float], str]) -> Axis:
+    """Return the axis of an option with these numbers and the present one."""
+    found = sorted({own, *values})
+    choices = [Choice(label=label(value), options={name: value}) for value in found]
+    return Axis(name=name, choices=tuple(choices), start=found.index(own))
 
 
-def _delays(present: Mapping[str, Any], objective_ms: float) -> Axis:
-    own = float(present.get("max_batch_delay_ms", 5.0))
-    # A delay counts towards the latency, and a batch takes time too.
-    delays = sorted({own, *(delay for delay in _DELAYS_MS if delay <= objective_ms / 2)})
-    choices = [
-        Choice(label=f"delay {delay:g} ms", options={"max_batch_delay_ms": delay})
-        for delay in delays
-    ]
-    return Axis(name="max_batch_delay_ms", choices=tuple(choices), start=delays.index(own))
-
-
-def _replicas(present: Mapping[str, Any], cores: int, *, gpu: bool) -> Axis:
+def _replicas(present: Mapping[str, Any], cores: int, *, gpu: bool) -> Axis | None:
     shared = ("total_replicas", "max_replicas")
     if any(present.get(key) is not None for key in shared) or present.get("replicas") == "auto":
-        return _none("replicas")
+        return None
+    numbers = _GPU_REPLICAS if gpu else powers_of_two(cores)
     own = int(present.get("replicas", 1))
-    numbers = sorted({*(_GPU_REPLICAS if gpu else powers_of_two(cores)), own})
-    choices = [
-        Choice(label=f"{n} replica{'' if n == 1 else 's'}", options={"replicas": n})
-        for n in numbers
-    ]
-    return Axis(name="replicas", choices=tuple(choices), start=numbers.index(own))
+    return _numbers("replicas", own, numbers, lambda n: f"{n} replica{'' if n == 1 else 's'}")
 
 
 def _threads(cores: int) -> Axis:
     numbers = sorted({1, max(1, cores // 2), cores})
-    choices = [Choice(label="")]
-    choices += [
+    choices = [
         Choice(label=f"{n} thread{'' if n == 1 else 's'}", environ={THREADS: str(n)})
         for n in numbers
     ]
-    return Axis(name="threads", choices=tuple(choices), ordered=False)
+    return Axis(name="threads", choices=(Choice(label=""), *choices), ordered=False)
 
 
-def _preprocess(present: Mapping[str, Any], cores: int) -> Axis:
+def _preprocess(present: Mapping[str, Any], cores: int) -> Axis | None:
     if "preprocess_threads" not in present:  # a server does not show it
-        return _none("preprocess")
+        return None
     own = (present["preprocess_threads"], present.get("preprocess_processes", 0))
     pairs = [own]
     for number in powers_of_two(min(cores, _PREPROCESS_MAX)):
@@ -275,11 +256,11 @@ def _preprocess(present: Mapping[str, Any], cores: int) -> Axis:
     return Axis(name="preprocess", choices=tuple(choices), ordered=False)
 
 
-def _padding(present: Mapping[str, Any], *, gpu: bool) -> Axis:
+def _padding(present: Mapping[str, Any], *, gpu: bool) -> Axis | None:
     own = present.get("allowed_batch_sizes")
     # On a CPU each copy that fills a batch costs as much as an input.
     if own is None and not gpu:
-        return _none("allowed_batch_sizes")
+        return None
     choices = (
         Choice(label="", options={"allowed_batch_sizes": own}),
         Choice(label="padded to powers of 2", options={"allowed_batch_sizes": POWERS}),
@@ -288,14 +269,10 @@ def _padding(present: Mapping[str, Any], *, gpu: bool) -> Axis:
 
 
 def _slots() -> Axis:
-    choices = [Choice(label="")]
-    choices += [Choice(label=f"device slots {n}", environ={SLOTS: str(n)}) for n in (1, 2)]
-    return Axis(name="slots", choices=tuple(choices), ordered=False)
+    choices = [Choice(label=f"device slots {n}", environ={SLOTS: str(n)}) for n in (1, 2)]
+    return Axis(name="slots", choices=(Choice(label=""), *choices), ordered=False)
 
 
-def _none(name: str) -> Axis:
-    return Axis(name=name, choices=())
-
-
-def _moved(point: Point, axis: int, index: int) -> Point:
+def moved(point: Point, axis: int, index: int) -> Point:
+    """Return the point with another choice on an axis."""
     return (*point[:axis], index, *point[axis + 1 :])

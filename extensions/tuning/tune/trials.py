@@ -16,7 +16,6 @@ from extensions.tuning.bench.load.targets import Target
 from extensions.tuning.bench.measure import LoadOptions, find_peak
 from extensions.tuning.bench.measurement import Load, Measurement, Objective
 from extensions.tuning.bench.serving import NotServed
-from extensions.tuning.tune.budget import TRIALS_MIN
 from extensions.tuning.tune.confirmation import ROUNDS_MIN
 from extensions.tuning.tune.deployment import Deployment
 from extensions.tuning.tune.journal import Journal, Stage
@@ -46,10 +45,20 @@ _LONGEST: Final = 0.2
 #: Of a load that was too high, results come at about the rate that the server can do.
 _MARGIN: Final = 1.05
 
-_MEASUREMENTS: Final = "measurements"
-
 #: A repeated trial knows its rate, so it takes this part of the time of the first one.
 _REPEATED: Final = 0.75
+
+#: A usual trial: the start of a server, and about six loads of five seconds.
+TRIAL_S: Final = 40.0
+#: Fewer trials compare nothing: one is of the present options.
+TRIALS_MIN: Final = 2
+#: The trials of the shortest tuning that confirms its result: two of the search, and the rounds of
+#: two candidates.
+CONFIRMED: Final = TRIALS_MIN + 2 * ROUNDS_MIN
+#: The calibration has what the shortest confirmed tuning leaves, but at least and at most these
+#: parts of the budget.
+_CALIBRATION_MIN: Final = 0.2
+_CALIBRATION_MAX: Final = 0.4
 
 #: Finds the peak of a target: from a first rate, and up to the end of the search if the rate
 #: `at_least` misses the objective.
@@ -60,12 +69,8 @@ class Trials:
     """The trials of one tuning, in its journal.
 
     Args:
-        deployment: where they run.
-        objective: what a rate must meet.
-        journal: has the trials that were measured before.
         deadline: the end of the budget, of `time.monotonic`.
         on_trial: called with each trial and the name of its stage.
-        on_load: called with each load of a trial.
 
     Attributes:
         reserved: how many trials the search leaves to the confirmation.
@@ -224,12 +229,12 @@ class Trials:
 
     def _kept(self, candidate: Candidate, measured: Measurement) -> str:
         """Write all figures of a confirmation; return the name of the file in the folder."""
-        folder = self._journal.path.parent / _MEASUREMENTS
+        folder = self._journal.path.parent / "measurements"
         folder.mkdir(exist_ok=True)
         place = list(self._known).index(candidate.key) + 1
         name = f"{place}-{sum(1 for _ in folder.glob(f'{place}-*.json')) + 1}.json"
         (folder / name).write_bytes(msgspec.json.encode(measured))
-        return f"{_MEASUREMENTS}/{name}"
+        return f"measurements/{name}"
 
     def _fits(self, length_s: float) -> None:
         # At a low rate a load takes minutes.
@@ -247,9 +252,6 @@ def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
     met = [load for load in measured.loads if load.verdict is not None and load.verdict.met]
     rate = peak.rate if peak is not None else 0.0
     high = peak.high if peak is not None else None
-    cut = ""
-    if rate < floor:
-        cut = f"less than {floor:.1f}/s"
     if not rate and high is not None and measured.loads:
         high = min(high, measured.loads[-1].rate * _MARGIN)
     return Trial(
@@ -257,7 +259,7 @@ def _trial(candidate: Candidate, measured: Measurement, floor: float) -> Trial:
         rate=rate,
         low=rate,
         high=high,
-        cut=cut,
+        cut=f"less than {floor:.1f}/s" if rate < floor else "",
         loads=len(measured.loads),
         p99_ms=met[-1].latency.p99 if met else 0.0,
     )
@@ -269,3 +271,37 @@ def unserved_present(error: NotServed) -> ConfigError:
         f"the model cannot be served as it is: {error.message}",
         hint="start it with `headrace up`, and read its log",
     )
+
+
+def calibration_s(budget_s: float) -> float:
+    """Return how long the calibration may take."""
+    rest_s = budget_s - CONFIRMED * TRIAL_S
+    return min(max(rest_s, _CALIBRATION_MIN * budget_s), _CALIBRATION_MAX * budget_s)
+
+
+def usual_trials(budget_s: float, *, calibrates: bool) -> int:
+    """Return for how many usual trials a budget has time."""
+    left_s = budget_s - (calibration_s(budget_s) if calibrates else 0.0)
+    return int(left_s / TRIAL_S)
+
+
+def outlook(budget_s: float, *, calibrates: bool) -> str:
+    """Return in words what fits into a budget.
+
+    Raises:
+        ConfigError: fewer than two trials do.
+    """
+    trials = usual_trials(budget_s, calibrates=calibrates)
+    if trials < TRIALS_MIN:
+        raise ConfigError(
+            f"--budget: {budget_s:g} s have time for {trials} trial{'' if trials == 1 else 's'} of "
+            f"about {TRIAL_S:g} s, and a comparison needs {TRIALS_MIN}",
+            hint="give 2m or more; 5m or more also confirm the result",
+        )
+    text = f"the budget has time for about {trials} trials of {TRIAL_S:g} s"
+    if calibrates:
+        text = f"the calibration takes up to {calibration_s(budget_s):.0f} s; then {text}"
+    confirming = min(trials - TRIALS_MIN, 2 * ROUNDS_MIN)
+    if trials < CONFIRMED:
+        return f"{text}, and a confirmed result needs {CONFIRMED}: 5m or more, or --resume"
+    return f"{text}: {trials - confirming} of the search, {confirming} or more of the confirmation"

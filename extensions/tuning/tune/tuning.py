@@ -18,7 +18,6 @@ from extensions.tuning.bench.report import html
 from extensions.tuning.bench.serving import NotServed
 from extensions.tuning.machine import busy_warning, load_average, load_facts
 from extensions.tuning.optimize.report import Comparison
-from extensions.tuning.tune.budget import calibration_s, outlook
 from extensions.tuning.tune.calibration import Calibration, calibrated, expected_rate, start_of
 from extensions.tuning.tune.confirmation import ROUNDS, ROUNDS_MIN, Confirmation, confirm
 from extensions.tuning.tune.deployment import Deployment
@@ -26,8 +25,8 @@ from extensions.tuning.tune.journal import NAME, Header, Journal
 from extensions.tuning.tune.models_patch import patch, snippet
 from extensions.tuning.tune.report import TuneReport, markdown
 from extensions.tuning.tune.search import BudgetSpent, Found, Trial, search
-from extensions.tuning.tune.space import Candidate, Space, space_of
-from extensions.tuning.tune.trials import FindPeak, Trials, unserved_present
+from extensions.tuning.tune.space import Candidate, Point, Space, space_of
+from extensions.tuning.tune.trials import FindPeak, Trials, calibration_s, outlook, unserved_present
 from headrace.client.models import Model
 from headrace.errors import ConfigError
 
@@ -47,14 +46,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to tune.
 
     Attributes:
-        objective: what a rate must meet.
         budget_s: how long calibration and trials may take.
-        folder: the folder of the journal and the report.
-        present: the present options of the model.
         input: the inputs in words.
         where: the URL of the server, or "private" for servers that the trials start.
         models_file: the models file that the patch changes; None if it is not on this machine.
-        resume: whether to continue the journal of the folder.
         calibrates: whether a calibration is measured; a kept one, or a server that runs, needs
             none.
     """
@@ -72,33 +67,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """Functions that are called while a tuning runs.
-
-    Attributes:
-        on_text: gets what happens next, in words.
-        on_trial: gets each trial and the name of its stage.
-        on_load: gets each load of a trial.
-    """
+    """Functions that are called while a tuning runs; with each trial comes its stage."""
 
     on_text: Callable[[str], None]
     on_trial: Callable[[Trial, str], None]
     on_load: Callable[[Load], None] = lambda _: None
-
-
-class _Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tuning has measured.
-
-    Attributes:
-        points: how many candidates the space has.
-        calibration: what the times of the variants have decided; None without a calibration.
-        found: the trials of the search.
-        confirmation: None if the budget ended before it.
-    """
-
-    points: int
-    calibration: Calibration | None
-    found: Found
-    confirmation: Confirmation | None
 
 
 def tune(
@@ -113,8 +86,6 @@ def tune(
 
     Args:
         deployment: where the trials run; it is closed in any case.
-        compare: measures the variants for the calibration.
-        progress: what to call meanwhile.
 
     Raises:
         ConfigError: the budget is too short for two trials, the journal is of another tuning, or
@@ -141,17 +112,32 @@ def tune(
         trials.reserved, trials.searching = (FINALISTS + 1) * ROUNDS_MIN, searching
         if calibration is not None:
             trials.expected = partial(expected_rate, calibration, plan.objective.latency_ms)
-        measured = _measured(plan, space, calibration, journal, trials, progress)
+        start = start_of(space, calibration) if calibration is not None else space.present
+        found, confirmation = _measured(plan, space, start, journal, trials, progress)
     finally:
         journal.close()
         deployment.close()
-    report = _report(plan, measured, journal.spent_s, machine)
+    report = TuneReport(
+        model=plan.model,
+        objective=plan.objective,
+        where=plan.where,
+        input=plan.input,
+        budget_s=plan.budget_s,
+        seconds=journal.spent_s,
+        points=space.size,
+        complete=found.complete,
+        trials=found.trials,
+        left_out=calibration.left_out if calibration is not None else [],
+        confirmation=confirmation,
+        environment=machine,
+        load_after=load_average(),
+    )
+    report = _with_change(plan, report)
     write(plan.folder, report)
     return report
 
 
 def _served(deployment: Deployment, progress: Progress) -> Model:
-    """Serve the model with its present options, and return it."""
     progress.on_text("starts the model with its present options")
     try:
         return deployment.use(Candidate(label="", options={}))
@@ -162,16 +148,15 @@ def _served(deployment: Deployment, progress: Progress) -> Model:
 def _measured(
     plan: Plan,
     space: Space,
-    calibration: Calibration | None,
+    start: Point,
     journal: Journal,
     trials: Trials,
     progress: Progress,
-) -> _Measured:
+) -> tuple[Found, Confirmation | None]:
     """Search, then measure the best candidates and the present options in turns."""
     if trials.searching:
         count = f"{space.size:,} combinations"
         progress.on_text(f"searches {count}, and measures those that may be better")
-    start = start_of(space, calibration) if calibration is not None else space.present
     try:
         found = search(space, start, trials.search)
     except BudgetSpent:
@@ -184,10 +169,7 @@ def _measured(
         verb = "measures" if trials.searching else "goes on to measure"
         best = "best one" if len(others) == 1 else f"best {len(others)}"
         progress.on_text(f"{verb} the {best} and the present options in turns")
-    confirmation = confirm(found.present.candidate, others, trials.again)
-    return _Measured(
-        points=space.size, calibration=calibration, found=found, confirmation=confirmation
-    )
+    return found, confirm(found.present.candidate, others, trials.again)
 
 
 def _is_unfinished(journal: Journal) -> bool:
@@ -320,35 +302,11 @@ def _space(plan: Plan, model: Model, calibration: Calibration | None) -> Space:
     )
 
 
-def _report(plan: Plan, measured: _Measured, spent_s: float, machine: dict[str, Any]) -> TuneReport:
-    """Return the report of what was measured, with the options to change."""
-    calibration, confirmation = measured.calibration, measured.confirmation
-    report = TuneReport(
-        model=plan.model,
-        objective=plan.objective,
-        where=plan.where,
-        input=plan.input,
-        budget_s=plan.budget_s,
-        seconds=spent_s,
-        points=measured.points,
-        complete=measured.found.complete,
-        trials=measured.found.trials,
-        left_out=calibration.left_out if calibration is not None else [],
-        confirmation=confirmation,
-        environment=machine,
-        load_after=load_average(),
-    )
-    return _with_change(plan, report, confirmation, measured.found.present.candidate)
-
-
-def _with_change(
-    plan: Plan, report: TuneReport, confirmation: Confirmation | None, present: Candidate
-) -> TuneReport:
+def _with_change(plan: Plan, report: TuneReport) -> TuneReport:
     """Return the report with the options to change, if a candidate is better."""
-    better = confirmation.better if confirmation is not None else None
-    if better is None:
+    if report.better is None:
         return report
-    chosen = better.candidate
+    chosen, present = report.better.candidate, report.trials[0].candidate
     options = {
         key: value for key, value in chosen.options.items() if present.options.get(key) != value
     }

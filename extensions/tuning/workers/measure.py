@@ -28,7 +28,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from extensions.tuning.machine import load_facts
+from extensions.tuning.machine import cpu_name, load_facts
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
 from handlers.optimize.check import median_interval
 from handlers.optimize.variants import cause
@@ -114,7 +114,6 @@ def measure(frame: dict[str, Any]) -> Iterator[Comparison | Variant]:
 
 
 def _print(text: str) -> None:
-    """Print a line, so that a user sees the progress."""
     sys.stderr.write(f"headrace: {text}\n")
     sys.stderr.flush()
 
@@ -160,15 +159,12 @@ class Measured:
     """The process of one variant, seen from the one that measures.
 
     Args:
-        frame: the init frame.
-        wanted: the variant.
         until: when the variant must be loaded, of `time.monotonic`.
 
     Attributes:
         times: of each batch size, the times of its batches.
         pairs: of each batch size, the milliseconds of `inference` of eager and of this variant in
             each round.
-        facts: what the process has sent.
         late: it was not loaded in time.
     """
 
@@ -409,11 +405,7 @@ def _load(
 
 
 def _usable(executor: BatchExecutor, config: dict[str, Any]) -> tuple[list[Input], str]:
-    """Return inputs that `preprocess` accepts, and in words what is left out.
-
-    Raises:
-        ConfigError: no input is usable.
-    """
+    """Return inputs that `preprocess` accepts, and in words what is left out."""
     inputs, undecoded = inputs_of(executor, config)
     most = max(config["sizes"])
     usable: list[Input] = []
@@ -472,20 +464,11 @@ def _memory_mb(executor: BatchExecutor) -> float:
 def environment() -> dict[str, Any]:
     """Return what the figures depend on, without what the process of a variant sends."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         **load_facts(),
         "python": platform.python_version(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 if __name__ == "__main__":

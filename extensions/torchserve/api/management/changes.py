@@ -10,15 +10,10 @@ from typing import Final
 from api.components.model_registry import ChangeState, ModelRegistry, change_state
 from api.http.messages import Request
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    INTERNAL,
-    MODEL_NOT_FOUND,
-    VERSION_NOT_FOUND,
-    TorchServeError,
-)
 from extensions.torchserve.api.management.model_descriptions import serving_of, worker_range
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.snapshot import last_written
 from headrace.config.suggestions import listing
 from headrace.errors import Conflict, last_line
@@ -36,8 +31,6 @@ SNAPSHOT_S: Final = 2.0
 _LOOK_S: Final = 0.01
 _NO_MEMORY: Final = ("MemoryError", "OutOfMemoryError", "CUDA")
 
-MakeChanges = Callable[[Registry], list[Change]]
-
 
 def registry_of(services: Services) -> ModelRegistry:
     """Return the registry of this process.
@@ -47,8 +40,7 @@ def registry_of(services: Services) -> ModelRegistry:
     """
     if services.registry is None:
         raise TorchServeError(
-            500,
-            INTERNAL,
+            Kind.INTERNAL,
             "This API process has no registry of models. Start it with `headrace torchserve`",
         )
     return services.registry
@@ -63,8 +55,7 @@ def model_of(registry: Registry, name: str) -> RegisteredModel:
     found = registry.models.get(name)
     if found is None:
         raise TorchServeError(
-            404,
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             f"No model {shown(name)} is registered; registered: {listing(registry.models)}",
         )
     return found
@@ -79,8 +70,7 @@ def version_of(model: RegisteredModel, version: str) -> str:
     version = version or model.default_version
     if version not in model.versions:
         raise TorchServeError(
-            404,
-            VERSION_NOT_FOUND,
+            Kind.VERSION_NOT_FOUND,
             f"The model {model.name} has no version {shown(version)}; it has "
             f"{listing(model.versions)}",
         )
@@ -88,13 +78,12 @@ def version_of(model: RegisteredModel, version: str) -> str:
 
 
 async def change(
-    services: Services, request: Request, name: str, make: MakeChanges
+    services: Services, request: Request, name: str, make: Callable[[Registry], list[Change]]
 ) -> RegisteredModel | None:
     """Change a model, again if another client changes it at the same time.
 
     Args:
         request: its caller is the author.
-        make: makes the changes from the present state.
 
     Returns:
         The model as it is then; None if it is removed.
@@ -130,11 +119,7 @@ async def _until_in_snapshot(services: Services, generation: int) -> None:
 
 
 async def until_scaled(services: Services, name: str, version: str) -> tuple[ChangeState, str]:
-    """Wait until a version has the model processes that it should have, or cannot have them.
-
-    Returns:
-        The state, and the traceback of a failed load.
-    """
+    """Wait for the model processes of a version; return the state, and why a load has failed."""
     registry = registry_of(services)
     model = registry.registry.models.get(name)
     if model is None or version not in model.versions:
@@ -171,11 +156,7 @@ async def until_followed(services: Services, name: str) -> None:
 
 
 def load_failure(services: Services, name: str, version: str, error: str) -> TorchServeError:
-    """Return the error for a version that was not loaded.
-
-    Args:
-        error: the traceback; "" if the time was up.
-    """
+    """Return the error for a version that was not loaded; `error` is "" if the time was up."""
     reason = last_line(error)
     model = services.catalog.versions.get(name, {}).get(version)
     if reason:
@@ -184,7 +165,7 @@ def load_failure(services: Services, name: str, version: str, error: str) -> Tor
         why = unfit
     else:
         why = "no worker has loaded it in time; see the log of the worker"
-    status = 507 if any(word in reason for word in _NO_MEMORY) else 500
+    kind = Kind.NO_MEMORY if any(word in reason for word in _NO_MEMORY) else Kind.INTERNAL
     return TorchServeError(
-        status, INTERNAL, f"Failed to start workers for model {name} version: {version}. {why}"
+        kind, f"Failed to start workers for model {name} version: {version}. {why}"
     )

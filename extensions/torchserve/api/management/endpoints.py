@@ -8,16 +8,12 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from api.http.messages import Answer, Request
+import msgspec
+
+from api.http.messages import Answer, Reply, Request
+from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    INDEX,
-    INVALID_VERSION,
-    TIMED_OUT,
-    WORKFLOW_NOT_FOUND,
-    TorchServeError,
-)
+from api.submission.job_request import ValidatedRequest, identity_of
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -27,21 +23,23 @@ from extensions.torchserve.api.management.changes import (
     until_scaled,
     version_of,
 )
-from extensions.torchserve.api.management.customized import metadata_of
 from extensions.torchserve.api.management.model_descriptions import (
     describe,
     details_of,
-    is_ready,
+    serving_of,
     url_of,
 )
 from extensions.torchserve.api.management.model_files import shown
 from extensions.torchserve.api.management.parameters import read_query
 from extensions.torchserve.api.management.registration import remove_fetched
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import json_reply, status_reply
+from extensions.torchserve.api.predictions.predict import handler_headers, runs_torchserve
+from extensions.torchserve.api.predictions.results import answer_with
+from extensions.torchserve.api.replies import Kind, TorchServeError, json_reply, status_reply
 from extensions.torchserve.config.model_config import MAX_WORKERS, SEQUENCES, worker_options
 from extensions.torchserve.config.workflow import WORKFLOWS, read_archives
 from headrace.config.model.options import PER_WORKER
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 from headrace.registry.model import (
     Change,
     ModelVersion,
@@ -52,7 +50,10 @@ from headrace.registry.model import (
 )
 
 _PAGE: Final = 100
-_ALL: Final = "all"
+#: The headers of a request by which a handler knows that it is asked for its description.
+_ASKED: Final = {"describe": "True", "explain": "False", "url_path": ""}
+#: How much longer than a job may run a request waits for it.
+_SLACK_S: Final = 30.0
 
 
 async def list_models(services: Services, request: Request) -> Answer:
@@ -85,11 +86,10 @@ async def register_workflow(services: Services, request: Request) -> Answer:
     there = store is not None and await asyncio.to_thread(os.path.exists, store / name)
     if not known and not (name and there):
         raise TorchServeError(
-            404, WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
+            Kind.WORKFLOW_NOT_FOUND, f"There is no workflow {shown(url)} in the model store"
         )
     raise TorchServeError(
-        400,
-        BAD_REQUEST,
+        Kind.BAD_REQUEST,
         "Workflows cannot be registered. Put the archive into the folder of --workflow-store, and "
         "start the server again",
     )
@@ -111,12 +111,12 @@ async def describe_model(
 ) -> Answer:
     """Describe the default version of a model, another one, or all of them."""
     model = model_of(await registry_of(services).read(), name)
-    if version == _ALL:
+    if version == "all":
         return json_reply(await describe(services, model, list(model.versions)))
     version = version_of(model, version)
     metadata = None
     if read_query(request).flag("customized", default=False):
-        metadata = await metadata_of(services, request, name, version)
+        metadata = await _metadata_of(services, request, name, version)
     (found,) = await describe(services, model, [version])
     if metadata is not None:
         found["customizedMetadata"] = metadata
@@ -127,7 +127,8 @@ async def readiness(services: Services, _: Request, name: str) -> Answer:
     """Return whether a model has a worker, as KServe asks."""
     model = model_of(await registry_of(services).read(), name)
     reports = await services.queue.worker_states()
-    return json_reply({"name": model.name, "ready": is_ready(model, reports)})
+    serving = serving_of(name, model.default_version, reports.values())
+    return json_reply({"name": name, "ready": any(one.state.ready for one in serving)})
 
 
 async def scale(services: Services, request: Request, name: str, version: str = "") -> Answer:
@@ -141,15 +142,14 @@ async def scale(services: Services, request: Request, name: str, version: str = 
     most = least if most is None else most
     if most < least:
         raise TorchServeError(
-            400, BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
+            Kind.BAD_REQUEST, f"max_worker is {most}, less than min_worker, {least}; swap them"
         )
     if least < 0:
-        raise TorchServeError(500, INDEX, f"min_worker is {least}; give 0 or more")
+        raise TorchServeError(Kind.INDEX, f"min_worker is {least}; give 0 or more")
 
     if most > 1 and details_of(model.versions[chosen]).get(SEQUENCES):
         raise TorchServeError(
-            400,
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             f"The model {name} has sequences of requests, whose state is in one model process. "
             "Give it one worker",
         )
@@ -216,8 +216,7 @@ async def unregister_model(
         if chosen == model.default_version and len(model.versions) > 1:
             others = ", ".join(one for one in model.versions if one != chosen)
             raise TorchServeError(
-                403,
-                INVALID_VERSION,
+                Kind.INVALID_VERSION,
                 f"Version {chosen} is the default one of the model {name}, which has others too. "
                 f"Remove those first, or choose another default version: {others}",
             )
@@ -231,9 +230,43 @@ async def unregister_model(
     limit_s = config_of(services).unregister_model_timeout
     if await registry_of(services).until_removed(name, gone, limit_s) == "pending":
         raise TorchServeError(
-            408,
-            TIMED_OUT,
+            Kind.TIMED_OUT,
             f"The model {name} is unregistered, but its workers have not ended within {limit_s} s: "
             "they finish their requests first",
         )
     return status_reply(f'Model "{name}" unregistered')
+
+
+async def _metadata_of(services: Services, request: Request, name: str, version: str) -> Any:
+    """Return the description that the handler of a version gives (TorchServe's `describe_handle`).
+
+    It is an object; None for null. As in TorchServe it is {} if the handler gives something else.
+    """
+    reports = await services.queue.worker_states()
+    if not any(one.state.ready for one in serving_of(name, version, reports.values())):
+        raise TorchServeError(
+            Kind.UNAVAILABLE,
+            f"The model {name} has no worker for version {version} that could describe it. "
+            "Scale it up, or leave customized out",
+        )
+    model = services.model_statuses.for_version(services.catalog.get(name), version)
+    if not runs_torchserve(model):
+        return None
+    headers = handler_headers(services, request, _ASKED)
+    job_request = ValidatedRequest(
+        model, b"null", DEFAULT_OPTIONS, identity_of(None, "", owner=request.caller.key_id),
+        version, None, caller=request.caller, details=InputDetails(headers=headers),
+    )  # fmt: skip
+    wait_s = model.timeout_s + _SLACK_S
+    job, _ = await submit_and_wait(services, job_request, request.receive, wait_s)
+    if not job.state.final:
+        await services.queue.cancel_one(job.id)
+        raise TorchServeError(
+            Kind.INTERNAL, f"The handler of {name} has not described it within {wait_s:g} s"
+        )
+    answer = await answer_with(services, request, job)
+    try:
+        found = msgspec.json.decode(answer.body) if isinstance(answer, Reply) else ""
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    return found if found is None or isinstance(found, dict) else {}

@@ -17,6 +17,7 @@ from extensions.torchserve.config.manifest import read_manifest, read_settings
 from extensions.torchserve.config.model_config import AT_START, RUNTIME, TOO_SMALL, URL
 from extensions.torchserve.metrics.recorder import FIRST_WORKER
 from headrace.config.model.catalog import ModelConfig
+from headrace.config.settings import MIB
 from headrace.observability.worker_report import (
     Figures,
     ModelState,
@@ -31,10 +32,8 @@ _READY: Final = "ready"
 _FAILED: Final = "failed"
 #: TorchServe has no other state for a worker that is not ready.
 _NOT_READY: Final = "UNLOADING"
-_MIB: Final = 1024 * 1024
 _NO_GPU: Final = "N/A"
 _CUDA: Final = "cuda"
-_RETRY_S: Final = 300
 
 
 class Serving(NamedTuple):
@@ -54,7 +53,6 @@ class Pending(NamedTuple):
     """The jobs of one version.
 
     Attributes:
-        waiting: how many wait.
         running: how many a worker has.
         oldest_age_s: how long the oldest has waited; None if none waits.
     """
@@ -76,13 +74,6 @@ async def describe(
         _description(model, version, configs.get(version), depths[version], reports.values(), facts)
         for version, facts in zip(versions, files, strict=True)
     ]
-
-
-def is_ready(model: RegisteredModel, reports: Mapping[str, WorkerReport]) -> bool:
-    """Return whether the default version of a model has a model process."""
-    return any(
-        one.state.ready for one in serving_of(model.name, model.default_version, reports.values())
-    )
 
 
 def serving_of(name: str, version: str, reports: Collection[WorkerReport]) -> list[Serving]:
@@ -129,15 +120,7 @@ def worker_range(options: Mapping[str, Any]) -> tuple[int, int]:
     return options.get("min_replicas", 1), most
 
 
-def _is_of_start(model: RegisteredModel) -> bool:
-    """Return whether the server has started with the model; TorchServe has no answer by version."""
-    return any(
-        one.declared is not None or details_of(one).get(AT_START) for one in model.versions.values()
-    )
-
-
 async def _pending(services: Services, model: RegisteredModel) -> dict[str, Pending]:
-    """Return how many jobs each version of a model has."""
     versions = list(model.versions)
     queues = [keys.version_queue(model.name, version) for version in versions]
     whole, *own = await services.queue.depths([keys.queue_name(model.name), *queues])
@@ -178,13 +161,7 @@ def _description(
     reports: Collection[WorkerReport],
     files: tuple[dict[str, Any], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the description of one version.
-
-    Args:
-        config: its configuration, if this process has it.
-        reports: those of all workers.
-        files: the manifest and the settings in its folder.
-    """
+    """Return the description of one version; `files` are its manifest and its settings."""
     one = model.versions[version]
     options = config or ModelConfig(name=model.name)
     manifest, settings = files
@@ -200,7 +177,11 @@ def _description(
         **_limits(options, settings),
         **_devices(options, settings, serving),
         **_features(settings),
-        "loadedAtStartup": _is_of_start(model),
+        # TorchServe has no answer by version.
+        "loadedAtStartup": any(
+            each.declared is not None or details_of(each).get(AT_START)
+            for each in model.versions.values()
+        ),
         "workers": _workers(serving, least, one.options.get("total_replicas")),
         "jobQueueStatus": {
             "remainingCapacity": max(0, options.max_queue_depth - pending.waiting),
@@ -215,14 +196,13 @@ def _description(
 
 
 def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the limits of batches and times."""
     return {
         "batchSize": options.max_batch_size,
         "maxBatchDelay": round(options.max_batch_delay_ms),
         "responseTimeout": round(options.timeout_s),
         "startupTimeout": round(options.load_timeout_s),
         **(options.options.get(TOO_SMALL) or {}),
-        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", _RETRY_S),
+        "maxRetryTimeoutInSec": _number(settings, "maxRetryTimeoutInSec", 300),
         "clientTimeoutInMills": _number(settings, "clientTimeoutInMills", 0),
     }
 
@@ -230,7 +210,6 @@ def _limits(options: ModelConfig, settings: Mapping[str, Any]) -> dict[str, Any]
 def _devices(
     options: ModelConfig, settings: Mapping[str, Any], serving: Sequence[Serving]
 ) -> dict[str, Any]:
-    """Return on which devices the processes run."""
     gpu = any(each.state.device.startswith(_CUDA) for each in serving)
     found: dict[str, Any] = {
         "parallelType": _text(settings, "parallelType", ""),
@@ -267,44 +246,35 @@ def _workers(serving: Sequence[Serving], least: int, total: int | None) -> list[
     and those that are on their way out are not.
 
     Args:
-        serving: the workers of the version.
-        least: how many processes it has at least.
         total: how many it has in all workers together; None if each worker has its own number.
     """
     found: dict[int, dict[str, Any]] = {}
-    for each in serving:
-        state = each.state
-        processes = state.processes or [ProcessState(pid, state.state) for pid in state.pids]
-        gpu = state.device.startswith(_CUDA)
-        for process in processes:
-            # In TorchServe an id is the number of a port; here it follows the pid.
-            number = _free_id(found, FIRST_WORKER + process.pid)
-            found[number] = {
-                "id": str(number),
-                "startTime": _time(process.since_s),
-                "status": "READY" if process.state == _READY else _NOT_READY,
-                "memoryUsage": each.memory_bytes,
-                "pid": process.pid,
-                "gpu": gpu,
-                "gpuUsage": _gpu_usage(each, process.pid) if gpu else _NO_GPU,
-                "state": process.state,
-                "device": state.device,
-                "node": state.node,
-            }
-    while len(found) < least:
-        number = _free_id(found, FIRST_WORKER)
+
+    def add(number: int, process: ProcessState, each: Serving | None, device: str) -> None:
+        number = _free_id(found, number)
+        gpu = each is not None and device.startswith(_CUDA)
         found[number] = {
             "id": str(number),
-            "startTime": _time(time.time()),
-            "status": _NOT_READY,
-            "memoryUsage": 0,
-            "pid": -1,
-            "gpu": False,
-            "gpuUsage": _NO_GPU,
-            "state": _FAILED if any(each.state.state == _FAILED for each in serving) else "loading",
-            "device": serving[0].state.device if serving else "",
-            "node": "",
+            "startTime": _time(process.since_s),
+            "status": "READY" if process.state == _READY else _NOT_READY,
+            "memoryUsage": each.memory_bytes if each is not None else 0,
+            "pid": process.pid,
+            "gpu": gpu,
+            "gpuUsage": _gpu_usage(each, process.pid) if each is not None and gpu else _NO_GPU,
+            "state": process.state,
+            "device": device,
+            "node": each.state.node if each is not None else "",
         }
+
+    for each in serving:
+        state = each.state
+        for process in state.processes or [ProcessState(pid, state.state) for pid in state.pids]:
+            # In TorchServe an id is the number of a port; here it follows the pid.
+            add(FIRST_WORKER + process.pid, process, each, state.device)
+    failed = any(each.state.state == _FAILED for each in serving)
+    while len(found) < least:
+        absent = ProcessState(-1, _FAILED if failed else "loading", time.time())
+        add(FIRST_WORKER, absent, None, serving[0].state.device if serving else "")
     if total is not None and len(found) > total:
         stay = sorted(found, key=lambda number: found[number]["state"] != _READY)[:total]
         found = {number: found[number] for number in stay}
@@ -330,7 +300,7 @@ def _gpu_usage(serving: Serving, pid: int) -> str:
     return (
         f"gpuId::{number} utilization.gpu [%]::{busy} % "
         f"utilization.memory [%]::{round(100 * used / total) if total else 0} % "
-        f"memory.used [MiB]::{own // _MIB} MiB"
+        f"memory.used [MiB]::{own // MIB} MiB"
     )
 
 

@@ -16,14 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    DOWNLOAD,
-    INTERNAL,
-    INVALID_MODEL,
-    MODEL_NOT_FOUND,
-    TorchServeError,
-)
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.archive import download, is_url, name_problem
 from extensions.torchserve.config.settings import is_allowed
 from headrace.config.settings import Settings
@@ -36,11 +29,6 @@ from headrace.models.store import locked
 
 #: The beginning of the name of a file that is being fetched into the model store.
 PARTIAL: Final = ".headrace-fetch-"
-#: Of a file that `Found.keep` has named: this name, and the one before.
-_NAMES: Final = 2
-_ZIP_BEGIN: Final = b"PK"
-_TARS: Final = (".tar.gz", ".tgz")
-_SHOWN_CHARS: Final = 200
 
 
 class Found(NamedTuple):
@@ -73,7 +61,7 @@ class Found(NamedTuple):
             raise _exists(self.target) from None
         except OSError as error:
             raise TorchServeError(
-                500, INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
+                Kind.INTERNAL, f"{self.target}: it cannot be written: {error.strerror}"
             ) from None
 
     def leave(self) -> None:
@@ -91,7 +79,7 @@ class Found(NamedTuple):
 
 def shown(text: str) -> str:
     """Return a text of a client for a message."""
-    return ascii(text[:_SHOWN_CHARS])
+    return ascii(text[:200])
 
 
 def interrupted(store: Path | None) -> list[Path]:
@@ -111,7 +99,6 @@ def remove_interrupted(paths: Iterable[Path], used: Collection[str]) -> None:
     """Remove what registrations without an end have left: files, and their names by `keep`.
 
     Args:
-        paths: what `interrupted` has returned.
         used: the sources of the registered models, read after that. A registration that ended
             after its change has a model, whose file stays.
     """
@@ -157,11 +144,7 @@ def found_model(
 
 
 def _local(store: Path | None, url: str) -> Path:
-    """Return the path of a folder, or of a file or a folder in the model store.
-
-    Raises:
-        TorchServeError: it does not exist.
-    """
+    """Return the path of a folder, or of a file or a folder in the model store."""
     path = Path(url)
     with contextlib.suppress(OSError, ValueError):
         if path.is_absolute() and path.is_dir():
@@ -173,22 +156,16 @@ def _local(store: Path | None, url: str) -> Path:
                 return store / name
     where = f"the model store {store}" if store is not None else "the model store, which is not set"
     raise TorchServeError(
-        404,
-        MODEL_NOT_FOUND,
+        Kind.MODEL_NOT_FOUND,
         f"There is no model at {shown(url)}. Name an archive or a folder in {where}",
     )
 
 
 def _target(store: Path | None, allowed: str, url: str) -> Path:
-    """Return the file in the model store that a URL is fetched into.
-
-    Raises:
-        TorchServeError: the URL is not allowed, or the file is there already.
-    """
+    """Return the file in the model store that a URL is fetched into."""
     if not is_allowed(url, allowed):
         raise TorchServeError(
-            404,
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             f"{shown(url.partition('?')[0])}: this URL is not allowed. allowed_urls in "
             "config.properties has the expressions that one must match",
         )
@@ -197,7 +174,7 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
     except ValueError as error:
         raise _no_download(url, str(error)) from None
     if store is None:
-        raise TorchServeError(400, BAD_REQUEST, "There is no model store to fetch a URL into")
+        raise TorchServeError(Kind.BAD_REQUEST, "There is no model store to fetch a URL into")
     if not name or name.startswith("."):
         raise _no_download(url, "it names no file")
     _check_kind(Path(name), name)
@@ -211,32 +188,25 @@ def _target(store: Path | None, allowed: str, url: str) -> Path:
 
 
 def _name(file: Path, target: Path) -> None:
-    """Give a file its name.
-
-    Raises:
-        FileExistsError: another file has it.
-    """
+    """Give a file its name; FileExistsError if another file has it."""
     try:
         os.link(file, target)
-    except FileExistsError:
-        raise
-    except OSError:  # a file system without links
+    except OSError:
         if target.exists():
             raise FileExistsError from None
-        file.rename(target)
+        file.rename(target)  # a file system without links
 
 
 def _exists(target: Path) -> TorchServeError:
     return TorchServeError(
-        500,
-        INTERNAL,
+        Kind.INTERNAL,
         f"The model store has a file {target.name} already. Register it by this name, or remove it",
     )
 
 
 def _no_download(url: str, why: str) -> TorchServeError:
     text = shown(url.partition("?")[0])
-    return TorchServeError(400, DOWNLOAD, f"{text} cannot be downloaded: {why}")
+    return TorchServeError(Kind.DOWNLOAD, f"{text} cannot be downloaded: {why}")
 
 
 def _partial_path(target: Path) -> Path:
@@ -255,13 +225,14 @@ def _partial(target: Path) -> Iterator[Path]:
         opened = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise TorchServeError(
-            500, INTERNAL, f"The model store cannot be written: {error.strerror}"
+            Kind.INTERNAL, f"The model store cannot be written: {error.strerror}"
         ) from None
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield path
     except BaseException:
-        if os.fstat(opened).st_nlink < _NAMES:
+        # `Found.keep` gives a file a second name.
+        if os.fstat(opened).st_nlink < 2:
             path.unlink(missing_ok=True)
         raise
     else:
@@ -271,16 +242,11 @@ def _partial(target: Path) -> Iterator[Path]:
 
 
 def _fetch(settings: Settings, allowed: str, url: str, file: Path) -> None:
-    """Write what a URL has into a file.
-
-    Raises:
-        TorchServeError: it cannot be fetched.
-    """
     try:
         if url[:5].lower() == "file:":
             _copy(settings, url, file)
-            return
-        download(settings, allowed, url, file)
+        else:
+            download(settings, allowed, url, file)
     except ConfigError as error:
         raise _no_download(url, error.message) from None
     except (OSError, ValueError) as error:
@@ -303,8 +269,7 @@ def _copy(settings: Settings, url: str, file: Path) -> None:
 def _check_kind(path: Path, source: str) -> None:
     if not path.name.lower().endswith((*ARCHIVES, *PROGRAMS)):
         raise TorchServeError(
-            500,
-            INTERNAL,
+            Kind.INTERNAL,
             f"{shown(source)} is no archive: its name ends in none of {', '.join(ARCHIVES)}",
         )
 
@@ -312,11 +277,7 @@ def _check_kind(path: Path, source: str) -> None:
 def _read(
     reader: SourceReader, path: Path, source: str, *, has_handler: bool
 ) -> ModelFolder | None:
-    """Return the manifest of a folder or a file; None for a file that is no archive.
-
-    Raises:
-        TorchServeError: it is broken.
-    """
+    """Return the manifest of a folder or a file; None for a file that is no archive."""
     try:
         if path.is_file():
             _check_kind(path, source)
@@ -324,26 +285,26 @@ def _read(
                 return None  # TorchServe takes such a file for an archive without members
         place = reader.place(str(path.absolute()))
     except ConfigError as error:
-        raise TorchServeError(500, INTERNAL, _text(error, path, source)) from None
+        raise TorchServeError(Kind.INTERNAL, _text(error, path, source)) from None
     except OSError as error:
         raise TorchServeError(
-            500, INTERNAL, f"{source}: it cannot be read: {error.strerror}"
+            Kind.INTERNAL, f"{source}: it cannot be read: {error.strerror}"
         ) from None
     try:
         if place.is_dir():
             return read_folder(place, source, ("handler",) if has_handler else ())
         return read_file(place, source)
     except ConfigError as error:
-        raise TorchServeError(400, INVALID_MODEL, _text(error, path, source)) from None
+        raise TorchServeError(Kind.INVALID_MODEL, _text(error, path, source)) from None
     except (OSError, ValueError) as error:
-        raise TorchServeError(500, INTERNAL, f"{source}: it cannot be read: {error}") from None
+        raise TorchServeError(Kind.INTERNAL, f"{source}: it cannot be read: {error}") from None
 
 
 def _is_no_zip(path: Path) -> bool:
-    if not is_archive(path.name) or path.name.lower().endswith(_TARS):
+    if not is_archive(path.name) or path.name.lower().endswith((".tar.gz", ".tgz")):
         return False
     with path.open("rb") as file:
-        return file.read(len(_ZIP_BEGIN)) != _ZIP_BEGIN
+        return file.read(2) != b"PK"
 
 
 def _text(error: ConfigError, path: Path, source: str) -> str:

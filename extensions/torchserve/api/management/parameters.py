@@ -11,12 +11,10 @@ from urllib.parse import parse_qsl
 
 from api.http.bodies import read_body
 from api.http.messages import JSON, Request
-from extensions.torchserve.api.errors import BAD_REQUEST, TorchServeError
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from headrace.config.yaml_file import BoundedLoader
 
 BODY_LIMIT_BYTES: Final = 64 * 1024
-_TRUE: Final = "true"
-_SHOWN_CHARS: Final = 40
 #: The largest integer that TorchServe reads.
 _INT_MAX: Final = 2**31 - 1
 _INT_DIGITS: Final = len(str(_INT_MAX))
@@ -27,9 +25,6 @@ class Parameters:
 
     def __init__(self, values: dict[str, str]) -> None:
         self._values = values
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
 
     def text(self, name: str) -> str | None:
         """Return a parameter; None if it is not given."""
@@ -50,9 +45,9 @@ class Parameters:
         if number is None or -_INT_MAX <= number <= most:
             return number
         limit = f"{most:,} is the largest number" if number > 0 else f"the least is {-_INT_MAX:,}"
-        given = self._values[name].strip()[:_SHOWN_CHARS]
+        given = self._values[name].strip()[:40]
         raise TorchServeError(
-            400, BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
+            Kind.BAD_REQUEST, f"{name} is {given}: {limit} that is accepted here. Send another one"
         )
 
     def _integer(self, name: str) -> int | None:
@@ -67,7 +62,7 @@ class Parameters:
     def flag(self, name: str, default: bool) -> bool:
         """Return whether a parameter is `true`; any other text is false."""
         text = self._values.get(name)
-        return default if text is None else text.strip().lower() == _TRUE
+        return default if text is None else text.strip().lower() == "true"
 
 
 def read_query(request: Request) -> Parameters:
@@ -106,7 +101,7 @@ def _document(body: bytes) -> Any:
     except Exception as error:  # noqa: BLE001 - PyYAML raises errors of many kinds
         what = " ".join(str(error).split())[:200] or type(error).__name__
         raise TorchServeError(
-            400, BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
+            Kind.BAD_REQUEST, f"The body is no JSON object: {what}. Correct it, or use the query"
         ) from None
 
 
@@ -114,8 +109,7 @@ def _members(document: Any) -> dict[str, str]:
     """Return the members of an object that hold a single value, as a query would have them."""
     if not isinstance(document, dict):
         raise TorchServeError(
-            400,
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             'The body is no JSON object. Send one such as {"url": "digits.mar"}, or use the query',
         )
     found = {}

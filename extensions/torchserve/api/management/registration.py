@@ -11,14 +11,6 @@ from typing import Any, Final
 
 from api.http.messages import Answer, Request
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    CONFLICT,
-    INVALID_MODEL,
-    MODEL,
-    MODEL_NOT_FOUND,
-    TorchServeError,
-)
 from extensions.torchserve.api.management.changes import (
     change,
     load_failure,
@@ -34,7 +26,7 @@ from extensions.torchserve.api.management.model_files import (
 )
 from extensions.torchserve.api.management.parameters import Parameters, read_parameters
 from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import status_reply
+from extensions.torchserve.api.replies import Kind, TorchServeError, status_reply
 from extensions.torchserve.config.archive import TORCHSERVE, archive_handler, is_url
 from extensions.torchserve.config.model_config import (
     INITIAL_WORKERS,
@@ -57,8 +49,6 @@ from headrace.registry.model import Change, Registry, register, withdraw
 
 #: The runtimes that a request may name, and TorchServe's one for handlers in C++.
 _RUNTIMES: Final = ("python", "python3")
-_CPP: Final = "LSP"
-_NAME: Final = re.compile(MODEL_NAME)
 #: After these, no model is registered. After another error, Redis may have made the change.
 _REFUSALS: Final = (TorchServeError, BrokerFull, Conflict, InvalidRequest)
 
@@ -90,7 +80,13 @@ async def register_model(services: Services, request: Request) -> Answer:
             "source": found.source,
             **_options(config, name, version, found.model, parameters, asked),
         }
-        details = {**flags, **options.get("options", {}), **_details(parameters, found)}
+        # The last ones have no effect on how the model runs.
+        details = {
+            **flags, **options.get("options", {}), REGISTRATION: secrets.token_hex(4),
+            URL: found.url,
+        }  # fmt: skip
+        if runtime := parameters.text("runtime"):
+            details[RUNTIME] = runtime
         options["options"] = details
         await _register(services, request, name, version, options, found)
     workers = int(options.get("total_replicas", options.get("replicas", 0)))
@@ -121,9 +117,6 @@ async def _register(
     """Add a version to the registry, and give a fetched file its name.
 
     As in TorchServe, the file stays if the model has this version already.
-
-    Raises:
-        TorchServeError: the model has this version already.
     """
 
     def make(present: Registry) -> list[Change]:
@@ -132,8 +125,7 @@ async def _register(
             if known.versions[version].options == options:
                 return []  # by an earlier try, whose reply was lost
             raise TorchServeError(
-                409,
-                CONFLICT,
+                Kind.CONFLICT,
                 f"The model {name} has a version {version} already. Unregister it first, or give "
                 "the archive another version",
             )
@@ -171,17 +163,16 @@ def _url(parameters: Parameters) -> str:
     url = parameters.text("url")
     if url is None:
         raise TorchServeError(
-            400, BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
+            Kind.BAD_REQUEST, "The parameter url is missing. Send the name of an archive, or a URL"
         )
     if not url.strip() or "\0" in url:
         raise TorchServeError(
-            404,
-            MODEL_NOT_FOUND,
+            Kind.MODEL_NOT_FOUND,
             "The parameter url is empty, or has a NUL character. Send the name of an archive",
         )
     if ".." in url:
         raise TorchServeError(
-            404, MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
+            Kind.MODEL_NOT_FOUND, f"{shown(url)}: a url with .. is not allowed; name the archive"
         )
     return url
 
@@ -190,11 +181,11 @@ def _check_runtime(parameters: Parameters) -> None:
     runtime = parameters.text("runtime")
     if runtime is None or runtime in _RUNTIMES:
         return
-    if runtime == _CPP:
+    if runtime == "LSP":
         why = "handlers in C++ cannot run here. Give the archive one in Python"
     else:
         why = f"no handler runs in it. Send one of {', '.join(_RUNTIMES)}"
-    raise TorchServeError(400, BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
+    raise TorchServeError(Kind.BAD_REQUEST, f"The parameter runtime is {shown(runtime)}: {why}")
 
 
 async def _clean_up(services: Services) -> None:
@@ -226,7 +217,7 @@ async def _install(services: Services, model: ModelFolder | None) -> None:
         await asyncio.to_thread(installed, model.requirements, environments)
     except ConfigError as error:
         raise TorchServeError(
-            400, MODEL, f"Its packages cannot be installed: {error.message}"
+            Kind.MODEL, f"Its packages cannot be installed: {error.message}"
         ) from None
 
 
@@ -234,15 +225,13 @@ def _name(parameters: Parameters, found: Found) -> str:
     name = parameters.text("model_name") or (found.model.name if found.model is not None else "")
     if not name:
         raise TorchServeError(
-            400,
-            INVALID_MODEL,
+            Kind.INVALID_MODEL,
             f"{found.source}: the model has no name. Send one as model_name, or write modelName "
             "into the manifest",
         )
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(MODEL_NAME, name):
         raise TorchServeError(
-            400,
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             f"{shown(name)} cannot be the name of a model, which has 1 to 64 of A-Z a-z 0-9 _ . - "
             "and does not begin with . or -. Send another one as model_name",
         )
@@ -273,13 +262,5 @@ def _options(
         elif handler:
             options["handler"] = f"{TORCHSERVE}{handler}"
     except ConfigError as error:
-        raise TorchServeError(400, BAD_REQUEST, error.message) from None
+        raise TorchServeError(Kind.BAD_REQUEST, error.message) from None
     return options
-
-
-def _details(parameters: Parameters, found: Found) -> dict[str, str]:
-    """Return what describes the registration, and has no effect on how the model runs."""
-    details = {REGISTRATION: secrets.token_hex(4), URL: found.url}
-    if runtime := parameters.text("runtime"):
-        details[RUNTIME] = runtime
-    return details

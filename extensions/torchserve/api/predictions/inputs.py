@@ -7,7 +7,7 @@ form. Only JSON that can be parsed and text in UTF-8 keep their type; all else i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
@@ -150,7 +150,6 @@ def plain_json(body: bytes) -> bytes | None:
 
 
 def _value(body: bytes, kind: str, inline_limit_bytes: int, *, decode: bool) -> bytes | Payload:
-    """Return the body of a request as an input."""
     if kind == JSON_TYPE and decode:
         text = plain_json(body)
         if text is not None:
@@ -201,11 +200,3 @@ def _object(fields: Iterable[Field], *, decode: bool) -> bytes:
         )
     members = [b"%b:%b" % (msgspec.json.encode(name), value) for name, value in found.items()]
     return b"{%b}" % b",".join(members)
-
-
-def field_text(fields: Sequence[Field] | None, name: str) -> str:
-    """Return the text of a field; "" if it is missing."""
-    for one in fields or ():
-        if one.name == name:
-            return one.body.decode("utf-8", "replace")
-    return ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -32,18 +33,7 @@ from api.submission.job_request import (
     with_trace,
 )
 from api.submission.waiting import preferred_wait_s
-from extensions.torchserve.api.errors import (
-    BAD_REQUEST,
-    INTERNAL,
-    NOT_FOUND,
-    UNAVAILABLE,
-    VERSION_NOT_FOUND,
-    WORKFLOW_NOT_FOUND,
-    TorchServeError,
-    message_of,
-    reply_to,
-)
-from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
 from extensions.torchserve.api.predictions.sequences import (
@@ -52,10 +42,16 @@ from extensions.torchserve.api.predictions.sequences import (
     take_request,
 )
 from extensions.torchserve.api.predictions.streams import cancel_abandoned, submit_and_stream
-from extensions.torchserve.api.predictions.tickets import ticket
-from extensions.torchserve.api.replies import json_reply, status_reply
+from extensions.torchserve.api.replies import (
+    Kind,
+    TorchServeError,
+    json_reply,
+    message_of,
+    reply_to,
+    status_reply,
+)
 from extensions.torchserve.config.archive import TORCHSERVE
-from extensions.torchserve.config.model_config import RESPONSE_TIMEOUT, TOO_SMALL
+from extensions.torchserve.config.model_config import JOB_TICKET, RESPONSE_TIMEOUT, TOO_SMALL
 from extensions.torchserve.config.settings import TORCHSERVE_VERSION
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
@@ -66,6 +62,7 @@ from headrace.errors import (
     RequestError,
 )
 from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
+from headrace.redis import keys
 from headrace.schema.serialization import JOBS_PATH, job_object
 
 _PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
@@ -74,7 +71,6 @@ _ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")
 _SECRETS: Final = frozenset({b"authorization", b"x-api-key"})
 _MODEL_NAME: Final = "model_name"
 #: What a handler finds among the headers.
-_URL_PATH: Final = "url_path"
 _EXPLAIN: Final = "explain"
 _LENGTH: Final = b"content-length"
 
@@ -85,7 +81,6 @@ class Target(NamedTuple):
     Attributes:
         version: "" for none.
         url_path: what follows in the path.
-        explain: an explanation instead of a prediction.
         with_query: the parameters of the query are inputs.
     """
 
@@ -100,8 +95,7 @@ def _oip_json(services: Services, document: Any, status: int = 200) -> Reply:
     """Answer a path of the Open Inference Protocol that needs no model."""
     if not config_of(services).ts_open_inference_protocol:
         raise TorchServeError(
-            404,
-            NOT_FOUND,
+            Kind.NOT_FOUND,
             "the Open Inference Protocol is off. Set ts_open_inference_protocol=true to serve it",
         )
     return json_reply(document, status)
@@ -146,11 +140,11 @@ async def invoke(services: Services, request: Request) -> Answer:
     if not name:
         content_type = request.header(b"content-type")
         fields = inputs.read_form(body, content_type, inputs.mime_type(content_type))
-        name = inputs.field_text(fields, _MODEL_NAME)
+        named = (one.body for one in fields or () if one.name == _MODEL_NAME)
+        name = next(named, b"").decode("utf-8", "replace")
     if not name:
         raise TorchServeError(
-            400,
-            BAD_REQUEST,
+            Kind.BAD_REQUEST,
             "the parameter model_name is missing. Send it in the query, because there is more than "
             "one model",
         )
@@ -161,8 +155,7 @@ async def predict_workflow(services: Services, request: Request, name: str) -> A
     """Predict with a pipeline."""
     if name not in services.catalog.pipelines:
         raise TorchServeError(
-            404,
-            WORKFLOW_NOT_FOUND,
+            Kind.WORKFLOW_NOT_FOUND,
             f"there is no workflow {name[:64]!r}. Workflows are the pipelines of the models file",
         )
     return await predict(services, request, name)
@@ -193,7 +186,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
             model = model_of_version(model, target.version, statuses)
         except ModelNotFound as error:
             message = message_of(error)
-            raise TorchServeError(404, VERSION_NOT_FOUND, message) from None
+            raise TorchServeError(Kind.VERSION_NOT_FOUND, message) from None
     try:
         validated = _validated(services, request, model, target, body)
     except HeadraceError as error:
@@ -205,12 +198,11 @@ async def _predict(target: Target, services: Services, request: Request, body: b
     limit_s = validated.model.options.get(TOO_SMALL, {}).get(RESPONSE_TIMEOUT, 1)
     if limit_s <= 0:
         raise TorchServeError(
-            500,
-            INTERNAL,
+            Kind.INTERNAL,
             f"model {model.name} cannot answer in its response_timeout of {limit_s} s. Register it "
             "with a longer one",
         )
-    async with ticket(services, validated.model):
+    async with _ticket(services, validated.model):
         validated = await take_request(services, validated)
         if await statuses.waiting_for(model.name, validated.model.asked_version) is None:
             return await _run(services, request, validated)
@@ -220,11 +212,6 @@ async def _predict(target: Target, services: Services, request: Request, body: b
 def _validated(
     services: Services, request: Request, model: ModelConfig, target: Target, body: bytes
 ) -> ValidatedRequest:
-    """Return the job of a request.
-
-    Raises:
-        HeadraceError: the request cannot become a job.
-    """
     identity = identity_of(None, idempotency_key(request), owner=request.caller.key_id)
     shadow = None
     if model.traffic is not None and not target.version:
@@ -238,7 +225,7 @@ def _validated(
             request, body, limit_bytes,
             decode=config.decode_input_request, with_query=target.with_query,
         )  # fmt: skip
-        added = {_URL_PATH: target.url_path, _EXPLAIN: str(target.explain)}
+        added = {"url_path": target.url_path, _EXPLAIN: str(target.explain)}
         if not request.header(_LENGTH):
             # TorchServe adds it to a request without one, such as a GET.
             added[_LENGTH.decode()] = str(len(body))
@@ -275,11 +262,7 @@ def runs_torchserve(model: ModelConfig) -> bool:
 
 
 def handler_headers(services: Services, request: Request, added: Mapping[str, str]) -> bytes:
-    """Return the headers that a handler of TorchServe reads, as JSON: all that are no secret.
-
-    Args:
-        added: further ones, which win.
-    """
+    """Return the headers for a handler of TorchServe as JSON, without secrets; `added` ones win."""
     found = {
         name.decode("latin-1"): header_text(value)
         for name, value in request.headers
@@ -289,7 +272,6 @@ def handler_headers(services: Services, request: Request, added: Mapping[str, st
 
 
 def _header(request: Request, target: Target, name: bytes) -> bytes:
-    """Return a header for a native handler."""
     if name == _EXPLAIN.encode():
         return str(target.explain).encode()
     return request.header(name)
@@ -298,8 +280,7 @@ def _header(request: Request, target: Target, name: bytes) -> bytes:
 def _no_worker(services: Services, model: ModelConfig, reason: str) -> TorchServeError:
     services.counters.refused(model.name, NO_WORKER)
     return TorchServeError(
-        503,
-        UNAVAILABLE,
+        Kind.UNAVAILABLE,
         f"model {model.name} has no worker for this request: {reason}. "
         "Scale it up, or correct it and load it again",
     )
@@ -367,3 +348,38 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         *((REPLAYED,) if replayed else ()),
     )
     return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)
+
+
+@asynccontextmanager
+async def _ticket(services: Services, model: ModelConfig) -> AsyncIterator[None]:
+    """Hold a ticket for one request, if its model has them (`useJobTicket`).
+
+    A request is taken only if a model process is idle for it. Other API processes take tickets
+    too: two requests in the same moment may get the same one.
+    """
+    if not model.options.get(JOB_TICKET):
+        yield
+        return
+    held = services.of(Parts).tickets
+    reports = await services.queue.worker_states()
+    (depth,) = await services.queue.depths([keys.queue_name(model.name)])
+    ready = sum(
+        state.ready
+        for report in reports.values()
+        for label, state in report.models.items()
+        if label.partition(keys.VERSION_SEPARATOR)[0] == model.name
+    )
+    # A request of this process that is not in Redis yet counts too.
+    busy = max(depth.total + depth.in_flight, held[model.name])
+    if busy >= ready:
+        services.counters.refused(model.name, NO_WORKER)
+        raise TorchServeError(
+            Kind.UNAVAILABLE,
+            f"model {model.name} has {ready} model processes and {busy} requests: none is idle, "
+            "and useJobTicket lets no request wait. Try again, or scale it up",
+        )
+    held[model.name] += 1
+    try:
+        yield
+    finally:
+        held[model.name] -= 1

@@ -12,15 +12,15 @@ import msgspec
 from api.http.messages import BODILESS, Answer, ByteRange, Header, Reply, Request
 from api.routes.jobs.job import stream_result
 from api.services import Services
-from extensions.torchserve.api.errors import (
-    INTERNAL,
-    UNAVAILABLE,
+from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.replies import (
+    NO_TYPE,
+    REQUEST_ID,
+    Kind,
     TorchServeError,
     answer_of_failure,
     error_reply,
 )
-from extensions.torchserve.api.parts import config_of
-from extensions.torchserve.api.replies import NO_TYPE, REQUEST_ID
 from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
@@ -75,8 +75,7 @@ async def answer_with(
         return await _result(services, request, job, native=native)
     if not job.state.final:
         raise TorchServeError(
-            503,
-            UNAVAILABLE,
+            Kind.UNAVAILABLE,
             f"the server stops before the job {job.id} has ended. "
             f"Read its result at {JOBS_PATH}{job.id}/result",
             job_headers(job.id),
@@ -84,12 +83,11 @@ async def answer_with(
     failure = error_of(job) or JobFailure()
     response = error_response(job.error_json)
     if response is None:
-        status, type_ = answer_of_failure(failure)
-        raise TorchServeError(status, type_, failure.message, job_headers(job.id))
+        raise TorchServeError(answer_of_failure(failure), failure.message, job_headers(job.id))
     status = response.status if _STATUS_MIN <= response.status <= _STATUS_MAX else 500
     headers = (*job_headers(job.id), *_headers(response.headers))
     if response.body is None:
-        return error_reply(status, INTERNAL, failure.message, headers)
+        return error_reply(Kind.INTERNAL, failure.message, headers, status)
     return Reply(status, response.body, _chosen_type(response.headers, ""), headers)
 
 
@@ -149,8 +147,7 @@ async def _whole(services: Services, stored: StoredResult) -> bytes:
 
 def _too_large(job: Job, size: int, limit_bytes: int) -> TorchServeError:
     return TorchServeError(
-        500,
-        INTERNAL,
+        Kind.INTERNAL,
         f"the result has {size} bytes, more than max_response_size ({limit_bytes}). "
         f"Read it at {JOBS_PATH}{job.id}/result, or raise max_response_size",
         job_headers(job.id),

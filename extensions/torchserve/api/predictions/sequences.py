@@ -18,8 +18,8 @@ import msgspec
 
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from extensions.torchserve.api.errors import UNAVAILABLE, TorchServeError
 from extensions.torchserve.api.parts import config_of
+from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.model_config import CONTINUOUS, REGISTRATION, SEQUENCES
 from extensions.torchserve.config.sequences import SequenceKeys, SequenceLimits
 from extensions.torchserve.redis import script
@@ -32,7 +32,6 @@ from headrace.redis.scripts import Arg
 from headrace.response import split_details
 
 _US_PER_MS: Final = 1000
-_SHOWN_CHARS: Final = 64
 
 
 async def take_request(services: Services, validated: ValidatedRequest) -> ValidatedRequest:
@@ -67,16 +66,14 @@ async def _take(
     services.counters.refused(model.name, QueueFull.code)
     if word == b"many":
         raise TorchServeError(
-            503,
-            UNAVAILABLE,
+            Kind.UNAVAILABLE,
             f"model {model.name} has as many sequences as maxNumSequence allows: {count}. Try "
             f"again when one has ended: each does after {limits.idle_ms} ms without a request "
             "(sequenceMaxIdleMSec)",
         )
     raise TorchServeError(
-        503,
-        UNAVAILABLE,
-        f"the sequence {sequence[:_SHOWN_CHARS]!r} of model {model.name} has {count} requests that "
+        Kind.UNAVAILABLE,
+        f"the sequence {sequence[:64]!r} of model {model.name} has {count} requests that "
         f"have not ended, and maxSequenceJobQueueSize lets {limits.waiting} wait. Send the next "
         "one when one of them has its answer",
     )

@@ -59,7 +59,7 @@ async def submit_and_stream(
     try:
         head = await stream.wait_for_head()
         if head is None:
-            return await stream.ended_job()
+            return await stream.end
     finally:
         if head is None:
             stream.close()
@@ -73,10 +73,6 @@ class _ReplyStream:
     `wait_for_head` comes first; then `write_all`, or `close` without an answer in pieces.
     """
 
-    __slots__ = (
-        "_end", "_follower", "_services", "_unwritten", "_validated",
-    )  # fmt: skip
-
     def __init__(self, services: Services, request: Request, validated: ValidatedRequest) -> None:
         self._services = services
         self._validated = validated
@@ -86,24 +82,19 @@ class _ReplyStream:
         )
         self._follower.__enter__()
         #: Submits the job, and is done when it has ended or the client has hung up.
-        self._end = asyncio.create_task(
+        self.end = asyncio.create_task(
             submit_and_wait(services, validated, request.receive, math.inf)
         )
-        self._end.add_done_callback(lambda _: self._follower.wake())
+        self.end.add_done_callback(lambda _: self._follower.wake())
         #: Pieces that were read before the answer has begun.
         self._unwritten: list[msgspec.Raw] = []
 
     def close(self) -> None:
-        """Stop to follow the job."""
-        self._end.cancel()
+        self.end.cancel()
         self._follower.__exit__()
 
     async def wait_for_head(self) -> ResponseDetails | None:
-        """Wait for the first piece.
-
-        Returns:
-            The status and the headers of the reply; None if the job has ended without pieces.
-        """
+        """Return the head of a reply, with its first piece; None if the job ends without one."""
         # Without the log, the client gets the result as a whole.
         with contextlib.suppress(BrokerError, ResponseCutShort):
             if events := await self._next_events():
@@ -111,22 +102,8 @@ class _ReplyStream:
                 return _DETAILS.decode(head) if head else NO_DETAILS
         return None
 
-    async def ended_job(self) -> AcceptedJob:
-        """Return the job when it has ended.
-
-        Raises:
-            ClientGone: the client hung up.
-            HeadraceError: as `submit_and_wait`.
-        """
-        return await self._end
-
     async def write_all(self, write: Write) -> None:
-        """Write the pieces as they come, until the job has ended.
-
-        Raises:
-            ClientGone: the client hung up.
-            ResponseCutShort: the rest of the reply is missing.
-        """
+        """Write the pieces as they come, until the job has ended."""
         try:
             pieces = self._unwritten
             while True:
@@ -137,7 +114,7 @@ class _ReplyStream:
                 if not events:
                     break
                 pieces, _ = _pieces(events)
-            job = (await self.ended_job()).job
+            job = (await self.end).job
             if not _is_whole(job):
                 raise ResponseCutShort
             await end_sequences(self._services, self._validated.model, job)
@@ -150,18 +127,14 @@ class _ReplyStream:
             self.close()
 
     async def _next_events(self) -> list[LogEvent]:
-        """Wait until the log has grown; return nothing when the job has ended and all is read.
-
-        Raises:
-            BrokerError: the job has ended, and Redis does not answer.
-        """
+        """Wait until the log has grown; return nothing when the job has ended and all is read."""
         while True:
-            if not self._end.done():
+            if not self.end.done():
                 # There is no timer, as it would cost each prediction time. If the connection to
                 # Redis is lost, the follower is woken too.
                 await self._follower.published()
-            ended = self._end.done()
-            if ended and (self._end.exception() or not self._follower.may_have_pieces):
+            ended = self.end.done()
+            if ended and (self.end.exception() or not self._follower.may_have_pieces):
                 return []
             try:
                 events = await self._follower.read()

@@ -1,8 +1,8 @@
 """The generator: sends the requests of a load at their times and notes what became of each.
 
 It is one thread on asyncio, with raw connections and the parser httptools. It runs in a process of
-its own, so that nothing else delays it. `python -m extensions.tuning.bench.load.generator` reads a
-plan from standard input, and writes what it has seen to standard output. processes.py starts it.
+its own, so that nothing else delays it: processes.py starts
+`python -m extensions.tuning.bench.load.generator FD`, and talks to it over this socket.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import msgspec
@@ -44,22 +46,15 @@ class Alarm:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._loop, self._call = loop, call
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._settime = getattr(libc, "timerfd_settime", None)
-        self._file = -1
-        if self._settime is not None:
-            self._file = libc.timerfd_create(self._MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._file >= 0:
-            loop.add_reader(self._file, self._ring)
+        self._libc = ctypes.CDLL(None)
+        self._file = self._libc.timerfd_create(self._MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        loop.add_reader(self._file, self._ring)
 
     def set(self, at: float) -> None:
         """Call back at a time of `time.monotonic`; it replaces an earlier one."""
-        if self._file < 0 or self._settime is None:
-            self._loop.call_at(at, self._call)
-            return
         seconds = int(at)
         when = self._Time(0, 0, seconds, max(1, int((at - seconds) * 1e9)))
-        self._settime(self._file, self._ABSOLUTE, ctypes.byref(when), None)
+        self._libc.timerfd_settime(self._file, self._ABSOLUTE, ctypes.byref(when), None)
 
     def _ring(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -68,40 +63,31 @@ class Alarm:
 
     def close(self) -> None:
         """Free the timer."""
-        if self._file >= 0:
-            self._loop.remove_reader(self._file)
-            os.close(self._file)
-            self._file = -1
+        self._loop.remove_reader(self._file)
+        os.close(self._file)
 
 
 #: The most connections of one generator; more requests wait for a free one.
 CONNECTIONS_MAX: Final = 4000
 #: The most requests of one generator that have no answer yet; a load with more cannot be sent.
 UNDER_WAY_MAX: Final = 200_000
-_FILES_LEFT: Final = 64
 #: Late requests are sent in groups of this size, so that answers are read in between.
 _GROUP: Final = 32
 _TICK_S: Final = 0.02
 #: A user of a closed load waits so long after a connection that failed.
 _PAUSE_S: Final = 0.1
 READY: Final = b"R"
-_STDIN: Final = 0
-_STDOUT: Final = 1
 
 
+@dataclass(slots=True, eq=False)
 class _Request:
-    """A request under way."""
-
-    __slots__ = ("again", "connection", "due", "input", "late", "repeated", "sent")
-
-    def __init__(self, number: int, due: float, sent: float) -> None:
-        self.input = number
-        self.due = due
-        self.sent = sent
-        self.connection: _Connection | None = None
-        self.again = b""
-        self.repeated = False
-        self.late = False
+    input: int
+    due: float
+    sent: float
+    connection: _Connection | None = None
+    again: bytes = b""
+    repeated: bool = False
+    late: bool = False
 
 
 class _Connection(asyncio.Protocol):
@@ -127,7 +113,6 @@ class _Connection(asyncio.Protocol):
             self.send(self.request)
 
     def send(self, request: _Request) -> None:
-        """Send a request on this connection."""
         self.request = request
         request.connection = self
         if self.transport is not None:
@@ -177,11 +162,7 @@ class _Connection(asyncio.Protocol):
 
 
 class Generator:
-    """Sends one load.
-
-    Args:
-        start_at: the time of `time.monotonic` at which the load starts.
-    """
+    """Sends one load from a time of `time.monotonic` on."""
 
     def __init__(self, plan: Plan, start_at: float) -> None:
         self.requests = plan.target.requests
@@ -216,7 +197,7 @@ class Generator:
         """Send the load, wait for its answers, and return what was seen."""
         self._loop = asyncio.get_running_loop()
         self._done = self._loop.create_future()
-        self._most = min(CONNECTIONS_MAX, _open_files() - _FILES_LEFT)
+        self._most = min(CONNECTIONS_MAX, _open_files() - 64)
         # uvloop wakes up to a millisecond early. A request due before the start would not count.
         while (left_s := self._start - time.monotonic()) > 0:  # noqa: ASYNC110 - it is a time
             await asyncio.sleep(left_s)
@@ -444,11 +425,7 @@ def _open_files() -> int:
 
 
 def generate(plan: Plan, start_at: float | None = None) -> Sent:
-    """Send a load in this thread, and return what was seen.
-
-    Args:
-        start_at: the time of `time.monotonic` at which it starts; None for now.
-    """
+    """Send a load in this thread, now or from a time of `time.monotonic`; return what was seen."""
     start_at = time.monotonic() if start_at is None else start_at
     new_event_loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
@@ -467,37 +444,18 @@ def main() -> None:
     """Read a plan, report that it can start, read when to start, and write what was seen."""
     # Ctrl-C reaches the whole group; the parent ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    plan = msgspec.msgpack.decode(_read_block(), type=Plan)
-    _write(READY)
-    start_at = msgspec.msgpack.decode(_read_block(), type=float)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _write(msgspec.msgpack.encode(generate(plan, start_at)))
+    parent = Connection(int(sys.argv[1]))
+    plan = msgspec.msgpack.decode(parent.recv_bytes(), type=Plan)
+    parent.send_bytes(READY)
+    start_at = msgspec.msgpack.decode(parent.recv_bytes(), type=float)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    parent.send_bytes(msgspec.msgpack.encode(generate(plan, start_at)))
 
 
-def _write(data: bytes) -> None:
-    # With PYTHONUNBUFFERED a write to sys.stdout.buffer may be incomplete.
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(_STDOUT, rest) :]
-
-
-def _read_block() -> bytes:
-    return _read(int.from_bytes(_read(8), "little"))
-
-
-def _read(size: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < size:
-        part = os.read(_STDIN, min(size - len(parts), 1 << 20))
-        if not part:
-            sys.exit(1)
-        parts += part
-    return bytes(parts)
-
-
-def _end_with_parent() -> None:
-    """End when the parent has closed the pipe, as it does when it dies."""
-    os.read(_STDIN, 1)
+def _end_with(parent: Connection) -> None:
+    """End when the parent has closed the socket, as it does when it dies."""
+    with contextlib.suppress(EOFError, OSError):
+        parent.recv_bytes()
     os._exit(1)
 
 

@@ -14,7 +14,6 @@ class Cut(msgspec.Struct, frozen=True):
 
     Attributes:
         after_s: requests that are due before do not count.
-        latency_ms: the longest time for an answer.
         allowed: the most late requests.
     """
 
@@ -27,12 +26,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a generator does.
 
     Attributes:
-        target: where requests are sent.
-        scenario: how they arrive.
         duration_s: how long requests are due.
         timeout_s: how long an answer is waited for.
-        seed: of the arrivals.
-        cut: stops it early.
     """
 
     target: Target
@@ -53,8 +48,6 @@ class Sent(msgspec.Struct):
         cpu_s: CPU seconds of the process; of several, of the busiest.
         all_cpu_s: CPU seconds of all processes.
         memory_mb: the most memory of all processes, in MiB.
-        processes: how many processes it was.
-        cut: it was stopped early.
         overrun: requests were due that were not sent, because they were too many.
     """
 

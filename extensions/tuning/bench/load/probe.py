@@ -6,6 +6,8 @@ import http.client
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
@@ -21,8 +23,6 @@ _SLOWER_S: Final = 0.05
 _SLOWER: Final = 3.0
 _IDLE_MAX_S: Final = 120.0
 _PAUSE_S: Final = 0.2
-_SHOWN: Final = 300
-_TIMEOUT_S: Final = 30.0
 #: Answers of a server that still has too much to do.
 _BUSY: Final = frozenset({429, 503})
 
@@ -34,8 +34,8 @@ class NotIdle(HeadraceError, title="Not idle"):
 class Probe:
     """Sends a lone request.
 
-    Args:
-        timeout_s: how long an answer may take.
+    Its methods raise ServerUnreachable if the server does not answer, and another HeadraceError if
+    it refuses the request or no request has a result.
     """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
@@ -45,12 +45,7 @@ class Probe:
         self._first_s = 0.0
 
     def lone_latency_s(self) -> float:
-        """Return the shortest time of a few lone requests; the first call measures it.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request, or none of the requests has a result.
-        """
+        """Return the shortest time of a few lone requests; the first call measures it."""
         if not self._first_s:
             found, failed = list[float](), list[JobError]()
             for _ in range(_FIRST):
@@ -68,8 +63,6 @@ class Probe:
 
         Raises:
             NotIdle: the server stays busy.
-            ServerUnreachable: the server does not answer.
-            JobError: a few lone requests have failed.
         """
         limit_s = max(_SLOWER * self.lone_latency_s(), self.lone_latency_s() + _SLOWER_S)
         deadline = time.monotonic() + max(_IDLE_MAX_S, self._timeout_s)
@@ -93,12 +86,7 @@ class Probe:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return the model as Headrace's API describes it; empty for other servers.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request.
-        """
+        """Return the model as Headrace's API describes it; empty for other servers."""
         if self._target.protocol != "headrace":
             return {}
         answer = self._get(f"/api/v1/models/{quote(self._target.model, '')}")
@@ -106,12 +94,7 @@ class Probe:
         return decoded(answer, dict[str, Any]) if answer.status == http.HTTPStatus.OK else {}
 
     def metadata(self) -> dict[str, Any]:
-        """Return the model as Triton describes it.
-
-        Raises:
-            ServerUnreachable: the server does not answer.
-            HeadraceError: it refuses the request.
-        """
+        """Return the model as Triton describes it."""
         model, version = quote(self._target.model, ""), quote(self._target.version, "")
         answer = self._get(f"/v2/models/{model}" + (f"/versions/{version}" if version else ""))
         if answer.status != http.HTTPStatus.OK:
@@ -120,25 +103,14 @@ class Probe:
 
     def _get(self, path: str) -> HttpResponse:
         start = f"GET {urlsplit(self._target.url).path}{path} HTTP/1.1\r\n".encode()
-        try:
-            with self._connected() as connection:
-                connection.sendall(start + self._target.headers + b"\r\n")
-                return _answer(connection)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> ServerUnreachable:
-        return ServerUnreachable(
-            f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
-        )
+        with self._connected() as connection:
+            connection.sendall(start + self._target.headers + b"\r\n")
+            return _answer(connection)
 
     def _latency_s(self) -> float:
         started = time.monotonic()
-        try:
-            with self._connected() as connection:
-                self._exchange(connection, started)
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unreachable(error) from error
+        with self._connected() as connection:
+            self._exchange(connection, started)
         return time.monotonic() - started
 
     def _exchange(self, connection: socket.socket, started: float) -> None:
@@ -166,20 +138,27 @@ class Probe:
             hint=f"find the cause with `headrace try {self._target.model} FILE`",
         )
 
-    def _connected(self) -> socket.socket:
+    @contextmanager
+    def _connected(self) -> Iterator[socket.socket]:
         host, port, secure = self._target.address
-        plain = socket.create_connection((host, port), self._timeout_s + 5)
-        if not secure:
-            return plain
-        trusted = ssl.create_default_context(cafile=self._target.ca_file or None)
-        return trusted.wrap_socket(plain, server_hostname=host)
+        try:
+            connection = socket.create_connection((host, port), self._timeout_s + 5)
+            if secure:
+                trusted = ssl.create_default_context(cafile=self._target.ca_file or None)
+                connection = trusted.wrap_socket(connection, server_hostname=host)
+            with connection:
+                yield connection
+        except (OSError, http.client.HTTPException) as error:
+            raise ServerUnreachable(
+                f"{self._target.url} does not answer: {str(error) or type(error).__name__}"
+            ) from error
 
     def _error(self, answer: HttpResponse) -> HeadraceError:
         if self._target.protocol == "headrace":
             if answer.status == http.HTTPStatus.OK:
                 return job_error(decoded(answer, Job))
             return error_of(answer, problem_of(answer))
-        shown = answer.body[:_SHOWN].decode("utf-8", "replace").strip()
+        shown = answer.body[:300].decode("utf-8", "replace").strip()
         error = UnexpectedAnswer(f"{self._target.url} answered {answer.status}: {shown}")
         error.status = answer.status
         return error
@@ -202,4 +181,4 @@ def tensor_of(url: str, model: str, version: str, ca_file: str = "") -> str:
         HeadraceError: it refuses the request.
     """
     target = target_for("triton", url, model, [], version=version, ca_file=ca_file)
-    return triton_tensor(Probe(target, _TIMEOUT_S).metadata())
+    return triton_tensor(Probe(target, 30.0).metadata())

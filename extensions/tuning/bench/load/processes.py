@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import Any, Final
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Final
 
 import msgspec
 
 from extensions.tuning.bench.load.generator import READY
 from extensions.tuning.bench.load.plan import Cut, Plan, Sent
-from headrace.config.environment import server_root
+from headrace.config.environment import launch_command, with_server_path
 from headrace.errors import ConfigError, HeadraceError
 
 #: From the order to start until the load starts, so that all processes start together.
@@ -29,10 +30,6 @@ class GeneratorFailed(HeadraceError, title="Generator failed"):
 
 def run_generators(plan: Plan, processes: int = 1) -> tuple[Sent, float]:
     """Send a load from so many processes.
-
-    Args:
-        plan: the whole load.
-        processes: how many processes share it.
 
     Returns:
         What they have seen together, and the time of `time.monotonic` at which the load started.
@@ -49,15 +46,18 @@ def run_generators(plan: Plan, processes: int = 1) -> tuple[Sent, float]:
     most = plan.scenario.concurrency or processes
     processes = max(1, min(processes, most))
     with _started(processes) as children:
-        for number, child in enumerate(children):
-            _write(child, msgspec.msgpack.encode(_part(plan, number, processes)))
-        for child in children:
-            if _stdout(child).read(1) != READY:
+        try:
+            for number, child in enumerate(children):
+                child.send_bytes(msgspec.msgpack.encode(_part(plan, number, processes)))
+            if any(child.recv_bytes() != READY for child in children):
                 raise GeneratorFailed("a generator process did not start")
-        start_at = time.monotonic() + _AHEAD_S
-        for child in children:
-            _write(child, msgspec.msgpack.encode(start_at))
-        return _joined([_result(child) for child in children]), start_at
+            start_at = time.monotonic() + _AHEAD_S
+            for child in children:
+                child.send_bytes(msgspec.msgpack.encode(start_at))
+            seen = [msgspec.msgpack.decode(child.recv_bytes(), type=Sent) for child in children]
+        except (EOFError, OSError):
+            raise GeneratorFailed("a generator process ended early") from None
+    return _joined(seen), start_at
 
 
 def _part(plan: Plan, number: int, processes: int) -> Plan:
@@ -74,48 +74,21 @@ def _part(plan: Plan, number: int, processes: int) -> Plan:
 
 
 @contextmanager
-def _started(processes: int) -> Iterator[list[subprocess.Popen[bytes]]]:
-    command = [sys.executable, "-P", "-m", "extensions.tuning.bench.load.generator"]
-    path = [str(server_root()), os.environ.get("PYTHONPATH", "")]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
-    children: list[subprocess.Popen[bytes]] = []
-    try:
-        while len(children) < processes:
-            children.append(
-                subprocess.Popen(
-                    command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-                )
-            )
-        yield children
-    finally:
-        for child in children:
-            if child.poll() is None:
-                child.kill()
-            child.wait(_STOP_S)
-            for pipe in (child.stdin, child.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-
-def _write(child: subprocess.Popen[bytes], data: bytes) -> None:
-    if child.stdin is None:
-        raise GeneratorFailed("a generator process has no input")
-    try:
-        child.stdin.write(len(data).to_bytes(8, "little") + data)
-        child.stdin.flush()
-    except BrokenPipeError:
-        raise GeneratorFailed("a generator process ended early") from None
-
-
-def _stdout(child: subprocess.Popen[bytes]) -> Any:
-    return child.stdout
-
-
-def _result(child: subprocess.Popen[bytes]) -> Sent:
-    data = _stdout(child).read()
-    if not data:
-        raise GeneratorFailed(f"a generator process ended with status {child.wait(_STOP_S)}")
-    return msgspec.msgpack.decode(data, type=Sent)
+def _started(count: int) -> Iterator[list[Connection]]:
+    with ExitStack() as stack:
+        connections = []
+        for _ in range(count):
+            ours, theirs = Pipe()
+            with theirs:
+                fd = theirs.fileno()
+                child = subprocess.Popen(
+                    launch_command("extensions.tuning.bench.load.generator", str(fd)),
+                    env=with_server_path(os.environ), stdin=subprocess.DEVNULL, pass_fds=(fd,),
+                )  # fmt: skip
+            stack.callback(child.wait, _STOP_S)
+            stack.callback(child.kill)
+            connections.append(stack.enter_context(ours))
+        yield connections
 
 
 def _joined(parts: list[Sent]) -> Sent:

@@ -21,9 +21,7 @@ class Row(msgspec.Struct, array_like=True):
     """One request.
 
     Attributes:
-        input: the index of the input.
         due_s: when it was due, from the start of the load.
-        sent_s: when the generator sent it.
         answered_s: when its answer was complete; NEVER without one.
         error: "" if it has a result, else the status or the kind of error.
         stages: see `targets.Answer`.

@@ -25,7 +25,6 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: `server` has Poisson arrivals at `rate`. `closed` and `single` send a request when one
             is answered. In `offline` all are due at once. `replay` has recorded times.
-        rate: requests a second of `server`.
         concurrency: the most requests under way; 0 for any number.
         due_s: the recorded times of `replay`, ascending, from the start.
         requests: how many requests to send; 0 for as many as the duration has.

@@ -42,7 +42,6 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     """A model on a server, and the requests for it.
 
     Attributes:
-        protocol: how the server is spoken to.
         url: its address without a path, and without secrets.
         version: the version; "" for the server's choice.
         requests: the bytes of each request; a load sends them in turn.
@@ -117,13 +116,6 @@ def target_for(
     """Return a target.
 
     Args:
-        protocol: how the server is spoken to.
-        inputs: what to send, in turn.
-        version: the version; "" for the server's choice.
-        parameters: query parameters of each request.
-        api_key: the key for the server; "" for none.
-        ca_file: trusted certificates; "" for the system's.
-        described: what the inputs are, in words.
         tensor: of Triton: the name of the BYTES tensor for inputs that are not JSON.
 
     Raises:

@@ -42,9 +42,7 @@ class Difference(NamedTuple):
     Attributes:
         load: the load that both have; "" for a figure of the whole run.
         figure: what is compared, with its unit.
-        before, after: the two figures.
         ratio: the second over the first; None if the first is 0.
-        text: the verdict in words.
         better: whether the second is better; None if the intervals overlap or are not known.
     """
 
@@ -58,11 +56,7 @@ class Difference(NamedTuple):
 
 
 def compare(before: Measurement, after: Measurement) -> tuple[list[Difference], list[str]]:
-    """Compare two measurements.
-
-    Returns:
-        The figures of the loads that both have, and what limits the comparison, in sentences.
-    """
+    """Return the figures of the loads that both have, and in words what limits the comparison."""
     found = _peaks(before, after)
     others = _by_name(after.loads)
     limits = _limits(before, after)
@@ -151,12 +145,8 @@ def difference(
     better = higher is more_is_better
     word = "better" if better else "worse"
     change = "higher" if higher else "lower"
-    times = f"{_percent(ratio)} {change}: {word}" if ratio is not None else f"{change}: {word}"
-    return Difference(load, figure, before, after, ratio, times, better)
-
-
-def _percent(ratio: float) -> str:
-    return f"{number(abs(ratio - 1) * 100)} %"
+    by = f"{number(abs(ratio - 1) * 100)} % " if ratio is not None else ""
+    return Difference(load, figure, before, after, ratio, f"{by}{change}: {word}", better)
 
 
 def _limits(before: Measurement, after: Measurement) -> list[str]:

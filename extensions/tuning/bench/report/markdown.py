@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import Final
 
 from extensions.tuning.bench.measurement import Measurement
 from extensions.tuning.bench.report.compare import Difference
@@ -17,16 +15,8 @@ from extensions.tuning.bench.report.wording import (
     values,
     verdicts,
 )
-from extensions.tuning.pages.elements import clean
+from extensions.tuning.pages.markdown import escaped, table
 from headrace.text import number
-
-#: Characters that Markdown or HTML in it reads as something else than text.
-_SPECIAL: Final = re.compile(r"([\\`*_\[\]<>|&#~])")
-
-
-def escaped(text: str) -> str:
-    """Return a text that Markdown shows as it is, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(clean(text).split()))
 
 
 def markdown(measurements: Sequence[Measurement]) -> str:
@@ -38,12 +28,10 @@ def markdown(measurements: Sequence[Measurement]) -> str:
 def _measurement(measurement: Measurement) -> str:
     parts = [f"### {escaped(measurement.name)}", ""]
     parts += [f"- {name}: {escaped(text)}" for name, text in about(measurement)]
-    parts.append("")
-    if measurement.loads:
-        parts += _table(COLUMNS, [row(load) for load in measurement.loads])
-    else:
-        parts.append("No load was run.")
-    parts.append("")
+    first, *figures = COLUMNS
+    columns = [first, *(f">{name}" for name in figures)]
+    rows = [row(load) for load in measurement.loads]
+    parts += ["", table(columns, rows) if rows else "No load was run.", ""]
     sentences = [text for _, text in verdicts(measurement)]
     sentences += all_notes(measurement)
     parts += [f"- {escaped(text)}" for text in sentences]
@@ -59,18 +47,7 @@ def differences_table(differences: Sequence[Difference], limits: Sequence[str] =
         [one.load, one.figure, one.before.text, one.after.text, number(one.ratio), one.text]
         for one in differences
     ]
-    header = ("load", "figure", "A", "B", "B/A", "verdict")
-    parts = _table(header, rows) if rows else ["The two have no load in common."]
+    columns = ("load", "figure", ">A", ">B", ">B/A", "verdict")
+    parts = [table(columns, rows) if rows else "The two have no load in common."]
     parts += ["", *(f"- {escaped(limit)}" for limit in limits)]
     return "\n".join(parts).rstrip() + "\n"
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [header, *([escaped(cell) for cell in one] for one in rows)]
-    wide = [max(len(line[n]) for line in lines) for n in range(len(header))]
-    made = [
-        "| " + " | ".join(c.ljust(wide[n]) for n, c in enumerate(line)) + " |" for line in lines
-    ]
-    # The first column is text, the others are figures.
-    rule = "|" + "|".join("-" * (w + 1) + (":" if n else "-") for n, w in enumerate(wide)) + "|"
-    return [made[0], rule, *made[1:]]

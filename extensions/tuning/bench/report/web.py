@@ -112,16 +112,10 @@ def _comparison(measurements: Sequence[Measurement]) -> Element | None:
     for difference in differences:
         kind = {True: "good", False: "bad", None: None}[difference.better]
         verdict = element("span", difference.text, class_=kind)
-        rows.append(
-            [
-                difference.load,
-                difference.figure,
-                difference.before.text,
-                difference.after.text,
-                number(difference.ratio),
-                verdict,
-            ]
-        )
+        rows.append([
+            difference.load, difference.figure, difference.before.text, difference.after.text,
+            number(difference.ratio), verdict,
+        ])  # fmt: skip
     header = ("load", "figure", measurements[0].name, measurements[1].name, "ratio", "verdict")
     return section(
         "Comparison",
@@ -201,20 +195,16 @@ def _throughput(measurements: Sequence[Measurement]) -> Element | None:
     return figure(f"Throughput over {name}", chart, caption, legend)
 
 
-def _some(loads: Sequence[_Named], most: int) -> list[_Named]:
-    """Return at most so many loads, evenly chosen, with the first and the last."""
+def _some(loads: Sequence[_Named], most: int) -> tuple[list[_Named], str]:
+    """Return at most so many loads, evenly chosen, with the first and the last; and a note."""
     if len(loads) <= most:
-        return list(loads)
-    return [loads[round(n * (len(loads) - 1) / (most - 1))] for n in range(most)]
-
-
-def _left_out(loads: Sequence[_Named], shown: Sequence[_Named]) -> str:
-    return f" {len(shown)} of {len(loads)} loads are shown." if len(shown) < len(loads) else ""
+        return list(loads), ""
+    shown = [loads[round(n * (len(loads) - 1) / (most - 1))] for n in range(most)]
+    return shown, f" {most} of {len(loads)} loads are shown."
 
 
 def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
-    with_cdf = [named for named in loads if named.load.latency_cdf]
-    shown = _some(with_cdf, COLOURS)
+    shown, note = _some([named for named in loads if named.load.latency_cdf], COLOURS)
     if not shown:
         return None
     series = [
@@ -227,12 +217,11 @@ def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> 
     )  # fmt: skip
     caption = "The share of results within a time; it counts from the time a request was due."
     legend = [(line.colour, line.name) for line in series]
-    return figure("Latency", chart, caption + _left_out(with_cdf, shown), legend)
+    return figure("Latency", chart, caption + note, legend)
 
 
 def _stages(loads: Sequence[_Named]) -> Element | None:
-    with_stages = [named for named in loads if named.load.stages]
-    shown = _some(with_stages, _BARS_MAX)
+    shown, note = _some([named for named in loads if named.load.stages], _BARS_MAX)
     if not shown:
         return None
     parts = list(dict.fromkeys(name for _, load in shown for name in load.stages))
@@ -243,12 +232,12 @@ def _stages(loads: Sequence[_Named]) -> Element | None:
     chart = bar_chart("Mean time by stage", bars, "mean time of a request, ms")
     legend = list(enumerate(part.replace("_", " ") for part in parts))
     caption = "The mean time of a request, by what it waited for."
-    return figure("Stages", chart, caption + _left_out(with_stages, shown), legend)
+    return figure("Stages", chart, caption + note, legend)
 
 
 def _batches(loads: Sequence[_Named]) -> Element | None:
     with_sizes = [named for named in loads if sum(named.load.batch_sizes.values())]
-    shown = _some(with_sizes, _SMALL_MAX)
+    shown, note = _some(with_sizes, _SMALL_MAX)
     if not shown:
         return None
     figures = []
@@ -257,18 +246,16 @@ def _batches(loads: Sequence[_Named]) -> Element | None:
         columns = [(str(n), 100 * count / total) for n, count in sorted(load.batch_sizes.items())]
         chart = column_chart(f"Batch sizes of {name}", columns, "batch size", "requests, %")
         figures.append(figure(name, chart))
-    note = _left_out(with_sizes, shown).strip()
     return section(
         "Batch sizes",
-        element("p", f"The share of requests that ran in a batch of each size. {note}".strip(),
+        element("p", f"The share of requests that ran in a batch of each size.{note}",
                 class_="soft"),
         element("div", *figures, class_="figures"),
     )  # fmt: skip
 
 
 def _over_time(loads: Sequence[_Named]) -> Element | None:
-    with_windows = [named for named in loads if len(named.load.windows) > 1]
-    shown = _some(with_windows, _SMALL_MAX)
+    shown, note = _some([named for named in loads if len(named.load.windows) > 1], _SMALL_MAX)
     if not shown:
         return None
     figures = []
@@ -284,10 +271,9 @@ def _over_time(loads: Sequence[_Named]) -> Element | None:
             log_x=False,
         )  # fmt: skip
         figures.append(figure(name, chart, legend=[(line.colour, line.name) for line in lines]))
-    note = _left_out(with_windows, shown).strip()
     return section(
         "Over time",
-        element("p", note, class_="soft") if note else None,
+        element("p", note.strip(), class_="soft") if note else None,
         element("div", *figures, class_="figures"),
     )
 

@@ -103,11 +103,7 @@ def notes(load: Load) -> list[str]:
 
 
 def why_again(load: Load, earlier: Sequence[Load]) -> str:
-    """Return why a search sends a load of the same rate as an earlier one; "" if it does not.
-
-    Args:
-        earlier: those of the same search before it.
-    """
+    """Return why a search sends the rate of an earlier load again; "" if it does not."""
     before = next((one for one in reversed(earlier) if one.offered_rate == load.offered_rate), None)
     if before is None or before.verdict is None:
         return ""

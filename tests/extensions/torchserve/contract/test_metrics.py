@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from extensions.torchserve.config.metrics_config import BUCKETS, MetricSpec, MetricType
+from extensions.torchserve.logs.lines import Labels
 from extensions.torchserve.metrics import totals as torchserve_totals
-from extensions.torchserve.metrics.totals import Labels, Series, TorchServeTotals, merged
+from extensions.torchserve.metrics.totals import Series, TorchServeTotals, merged
 from extensions.torchserve.redis import keys, script
 from tests.harness.clients.script_calls import Queue
 

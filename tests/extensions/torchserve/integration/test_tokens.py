@@ -42,7 +42,7 @@ def keys_of(path: Path) -> dict[str, str]:
 def write(site: TorchServeSite, key: Key) -> None:
     """Replace the key for the management interface."""
     path = site.config.key_file
-    path.write_bytes(msgspec.json.encode(read_keys(path).replaced("management", key)))
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(read_keys(path), management=key)))
 
 
 def models(site: TorchServeSite, token: str, scheme: str = "Bearer") -> tuple[int, str]:

@@ -14,7 +14,7 @@ from api.http.answers import COLLECT_BYTES, send_reply
 from api.http.messages import Reply, Request
 from api.http.problems import problem
 from extensions.openai.api.errors import envelope
-from extensions.torchserve.api.errors import reply_to
+from extensions.torchserve.api.replies import reply_to
 from headrace.errors import BrokerUnavailable, Conflict, HeadraceError
 from headrace.queue.coalescer import Coalescer
 

@@ -89,10 +89,7 @@ class Context:
     Args:
         batch_size: the most requests of a batch.
         gpu: the number of its GPU; None on a CPU.
-        mms_version: the version of the server.
         limit_max_image_pixels: whether Pillow's limit on the size of images counts.
-        metrics: takes the handler's metrics.
-        model_yaml_config: the archive's `configFile`.
 
     Attributes:
         request_ids: the id of each request, by its place in the batch.

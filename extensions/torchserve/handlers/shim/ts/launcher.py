@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import chain
 from queue import Empty, Full, Queue
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -29,15 +31,6 @@ def start(
     enable_model_api: bool = False,
 ) -> Queue[str | None]:
     """Stop a server that runs, and start one; return when it has started, or has ended.
-
-    Args:
-        model_store: the folder of the archives.
-        snapshot_file: the configuration, as `--ts-config` takes it.
-        no_config_snapshots: whether no snapshots are written.
-        plugin_folder: has no effect.
-        disable_token: whether requests need no token.
-        models: the models that are loaded, as `--models` takes them.
-        enable_model_api: whether models may be registered over HTTP.
 
     Returns:
         The lines that the server writes from now on, and None at its end. The
@@ -86,11 +79,7 @@ def register_model(model_name: str, url: str) -> requests.Response:
 
 
 def register_model_with_params(params: Any) -> requests.Response:
-    """Register a model with these parameters; return the answer of the management API.
-
-    Args:
-        params: as `requests.post` takes them: a mapping, pairs, or a text.
-    """
+    """Register a model with these parameters; return the answer of the management API."""
     import requests
 
     # A registration waits for the load of the model, however long that takes. No proxy of the
@@ -111,17 +100,11 @@ def _printed(stream: IO[str] | None) -> Iterator[str]:
 
 
 def _keep(lines: Iterator[str], kept: Queue[str | None]) -> None:
-    for line in lines:
-        _put(kept, line)
-    _put(kept, None)
-
-
-def _put(kept: Queue[str | None], line: str | None) -> None:
-    while True:
-        try:
-            return kept.put_nowait(line)
-        except Full:
+    for line in chain(lines, [None]):
+        while True:
             try:
-                kept.get_nowait()
-            except Empty:
-                continue
+                kept.put_nowait(line)
+                break
+            except Full:
+                with suppress(Empty):
+                    kept.get_nowait()

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from extensions.torchserve.config.launch import Flags, merge
-from extensions.torchserve.config.properties import write_properties
-from extensions.torchserve.server.models import Start, StartReader
-from extensions.torchserve.server.workflows import read_workflows
+from extensions.torchserve.config.properties import properties_text
+from extensions.torchserve.server.models import Start, StartReader, read_workflows
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -36,7 +35,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def read(store: Path, report: list[str] | None = None, /, **values: str) -> list[Start]:
-    (store.parent / "config.properties").write_text(write_properties(values))
+    (store.parent / "config.properties").write_text(properties_text(values))
     launch = merge(Flags(), {}, store.parent)
     settings = Settings(model_store=store, state_dir=store.parent / "state")
     reader = SourceReader(settings, store.parent)

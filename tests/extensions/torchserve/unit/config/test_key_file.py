@@ -12,8 +12,8 @@ import pytest
 from extensions.torchserve.config.key_file import (
     STATIC_KEYS,
     Key,
-    KeyReader,
     make_keys,
+    present_keys,
     read_keys,
     remove_keys,
     renew,
@@ -49,14 +49,14 @@ def test_a_server_that_starts_replaces_the_keys_of_an_earlier_one(path: Path) ->
     first = make_keys(path, 60)
     second = make_keys(path, 60)
     assert first.management != second.management
-    assert first.api != second.api
+    assert first.API != second.API
 
 
 def test_keys_that_an_operator_has_written_stay(path: Path) -> None:
     path.write_text('{"inference": {"key": "mine"}, "API": {"key": "also mine"}}')
     keys = make_keys(path, 60)
 
-    assert (keys.inference, keys.api) == (Key("mine"), Key("also mine"))
+    assert (keys.inference, keys.API) == (Key("mine"), Key("also mine"))
     assert keys.management is not None
     assert keys.management.expires is not None
     remove_keys(path)
@@ -73,12 +73,11 @@ def test_keys_of_the_environment_do_not_expire(path: Path) -> None:
 
 def test_a_renewed_key_replaces_one_only_and_readers_follow(path: Path) -> None:
     before = make_keys(path, 60)
-    reader = KeyReader(path)
-    assert reader.keys() == before
+    assert present_keys(path) == before
     key = renew(path, "management", 60)
-    after = reader.keys()
+    after = present_keys(path)
     assert after.management == key != before.management
-    assert (after.inference, after.api) == (before.inference, before.api)
+    assert (after.inference, after.API) == (before.inference, before.API)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -88,7 +87,7 @@ def test_the_file_is_removed_with_its_server(path: Path) -> None:
     assert not path.exists()
     remove_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        KeyReader(path).keys()
+        present_keys(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         renew(path, "inference", 60)
 

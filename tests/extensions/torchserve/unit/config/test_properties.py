@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from extensions.torchserve.config.properties import (
     parse_properties,
+    properties_text,
     read_properties,
     with_variables,
-    write_properties,
 )
 from headrace.errors import ConfigError
 
@@ -51,7 +51,7 @@ _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 
 @given(st.dictionaries(_TEXT, _TEXT))
 def test_what_is_written_is_read_again(values: dict[str, str]) -> None:
-    text = write_properties(values)
+    text = properties_text(values)
     assert parse_properties(text) == values
     assert text.isascii()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from extensions.tuning.bench.load.scenarios import Scenario
-from extensions.tuning.bench.measure import PeakSearch
+from extensions.tuning.bench.measure import LoadOptions, PeakSearch
 from extensions.tuning.bench.measurement import Load, Objective
 from extensions.tuning.bench.statistics import verdict
 from tests.extensions.tuning.harness.measurements import load
@@ -34,7 +34,7 @@ class Session:
 
 def search(load_of: Callable[[float, float], Load]) -> tuple[PeakSearch, Session]:
     session = Session(load_of)
-    return PeakSearch(session, OBJECTIVE, 5.0), session  # type: ignore[arg-type]
+    return PeakSearch(session, OBJECTIVE, LoadOptions(duration_s=5.0)), session  # type: ignore[arg-type]
 
 
 def sent(rate: float, length_s: float, *, late: int = 0, **fields: Any) -> Load:
@@ -90,7 +90,8 @@ def test_between_a_rate_that_met_and_one_that_missed_no_rate_is_sent_again() -> 
 
 def test_a_search_sends_no_load_that_is_longer_than_it_may_be() -> None:
     session = Session(lambda rate, s: sent(rate, s, late=int(rate * s), cut=True))
-    found = PeakSearch(session, OBJECTIVE, 5.0, longest_s=60.0)  # type: ignore[arg-type]
+    options = LoadOptions(duration_s=5.0, longest_s=60.0)
+    found = PeakSearch(session, OBJECTIVE, options)  # type: ignore[arg-type]
     found.bracket(10.0, 2.0)
     assert max(session.lengths) <= 60.0
     # At a rate of 2.5 the requests that confirm it would take 67 s.

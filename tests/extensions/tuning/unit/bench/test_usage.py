@@ -15,7 +15,7 @@ from tests.harness.fakes.nvml import LOST, TWO, Gpu, installed
 def metered() -> dict[str, Usage]:
     """What this process and the devices used while a meter ran."""
     began = time.monotonic()
-    meter = Meter({"server": [os.getpid()]}, devices=True)
+    meter = Meter({"server": [os.getpid()]})
     meter.start()
     meter.stop()
     return meter.usage(began, time.monotonic())
@@ -51,7 +51,7 @@ def test_a_driver_in_trouble_is_no_device() -> None:
 def test_a_driver_that_is_lost_leaves_the_figures_before() -> None:
     began = time.monotonic()
     with installed(*TWO) as library:
-        meter = Meter({}, devices=True)
+        meter = Meter({})
         meter.start()
         library.error = LOST
         meter.stop()

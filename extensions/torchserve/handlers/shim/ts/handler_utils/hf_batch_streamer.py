@@ -11,13 +11,6 @@ class TextIteratorStreamerBatch(BaseStreamer):  # type: ignore[misc]
     """An iterator over the generated texts: each value is a list with a text for each input.
 
     It ends when the text of one input ends.
-
-    Args:
-        tokenizer: decodes the tokens.
-        batch_size: the number of inputs.
-        skip_prompt: leave the prompts out.
-        timeout: seconds to wait for a text; None for no limit.
-        decode_kwargs: further arguments of the tokenizer's `decode`.
     """
 
     def __init__(

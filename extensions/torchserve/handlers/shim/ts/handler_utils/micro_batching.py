@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +17,7 @@ HANDLER_METHODS: Final = ("preprocess", "inference", "postprocess")
 
 @dataclass
 class WorkerThread:
-    """A thread of a step.
-
-    Attributes:
-        event: is set when the thread ends.
-    """
+    """A thread of a step, whose event is set when it ends."""
 
     event: threading.Event
     thread: threading.Thread
@@ -35,9 +32,6 @@ class MicroBatching:
     Args:
         micro_batch_size: how many requests go through the steps together.
         parallelism: the threads of each step; 1 where it has none.
-
-    Attributes:
-        thread_groups: the threads of each step.
     """
 
     def __init__(
@@ -52,10 +46,8 @@ class MicroBatching:
         self._parallelism = dict(parallelism or {})
         self._place = threading.local()
         self._ended: queue.SimpleQueue[WorkerThread] = queue.SimpleQueue()
-        # One before each step, and the last for the results.
-        self._queues: list[queue.SimpleQueue[Any]] = [
-            queue.SimpleQueue() for _ in range(len(HANDLER_METHODS) + 1)
-        ]
+        #: Before each step: the number of a part, the part, and the future of its results.
+        self._queues: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in HANDLER_METHODS]
         self._update_threads()
 
     @property
@@ -108,34 +100,32 @@ class MicroBatching:
             self.thread_groups[step].remove(one)
 
     def _work(self, step: str, own: WorkerThread) -> None:
-        number = HANDLER_METHODS.index(step)
-        given, done = self._queues[number], self._queues[number + 1]
-        while (work := given.get()) is not None:
-            place, value = work
-            self._place.number = place
-            if not isinstance(value, _Failure):
-                try:
-                    value = getattr(self.handler, step)(value)
-                except BaseException as error:  # noqa: BLE001 - raised again by `handle`
-                    value = _Failure(error)
-            done.put((place, value))
+        place = HANDLER_METHODS.index(step)
+        own_queue, *following = self._queues[place:]
+        while (work := own_queue.get()) is not None:
+            number, value, result = work
+            self._place.number = number
+            try:
+                value = getattr(self.handler, step)(value)
+            except BaseException as error:  # noqa: BLE001 - raised again by `handle`
+                result.set_exception(error)
+                continue
+            if following:
+                following[0].put((number, value, result))
+            else:
+                result.set_result(value)
         own.event.set()
         self._ended.put(own)
 
     def handle(self, data: list[Any]) -> list[Any]:
         """Run a batch through the steps, and return the results in order."""
         size = max(1, self.micro_batch_size)
-        parts = [data[begin : begin + size] for begin in range(0, len(data), size)]
-        for place, part in enumerate(parts):
-            self._queues[0].put((place, part))
-        results: dict[int, Any] = {}
-        while len(results) < len(parts):
-            place, value = self._queues[-1].get()
-            results[place] = value
-        for value in results.values():
-            if isinstance(value, _Failure):
-                raise value.error
-        return [one for place in range(len(parts)) for one in results[place]]
+        results: list[Future[list[Any]]] = []
+        for number, begin in enumerate(range(0, len(data), size)):
+            results.append(Future())
+            self._queues[0].put((number, data[begin : begin + size], results[-1]))
+        wait(results)
+        return [one for result in results for one in result.result()]
 
     def __call__(self, data: Any, context: Any) -> Any:
         """Run a batch, as `BaseHandler.handle` does."""
@@ -154,8 +144,3 @@ class MicroBatching:
             took_ms = round((time.perf_counter() - started) * 1000, 2)
             context.metrics.add_time("HandlerTime", took_ms, None, "ms")
         return output
-
-
-@dataclass
-class _Failure:
-    error: BaseException

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-#: Punctuation that becomes a token of its own, that is left out, and that only divides.
+#: Punctuation that becomes a token of its own, and that only divides.
 _OWN: Final = re.compile(r"(['.,()!?])")
-_LEFT_OUT: Final = re.compile(r'"')
 _DIVIDES: Final = re.compile(r"<br\s*/>|[;:]")
 
 
@@ -18,7 +17,6 @@ def get_tokenizer(tokenizer: Any, language: str = "en") -> Callable[[str], list[
     Args:
         tokenizer: None to divide at blanks; `basic_english` for lower case and punctuation as
             tokens; or a function, which is returned.
-        language: `en`, for `basic_english`.
 
     Raises:
         ValueError: there is no such tokenizer.
@@ -37,7 +35,7 @@ def get_tokenizer(tokenizer: Any, language: str = "en") -> Callable[[str], list[
 
 
 def _basic_english(text: str) -> list[str]:
-    plain = _DIVIDES.sub(" ", _LEFT_OUT.sub("", text.lower()))
+    plain = _DIVIDES.sub(" ", text.lower().replace('"', ""))
     return _OWN.sub(r" \1 ", plain).split()
 
 

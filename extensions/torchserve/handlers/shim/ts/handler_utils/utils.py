@@ -38,8 +38,7 @@ def send_intermediate_predict_response(
     Args:
         ret: the pieces, by the places of the requests.
         req_id_map: the requests' ids, by their places; those of some requests are enough.
-        message: a text for people; it is not used.
-        code: the status of the piece; it is not used.
+        message, code: a text and a status, which are not used.
     """
     if int(os.environ.get("LOCAL_RANK", "0") or 0) != 0:
         return

@@ -27,8 +27,6 @@ class CachingMetric(MetricAbstract):
         """Report a value. A wrong one is logged, and never fails the handler.
 
         Args:
-            value: added to a counter, observed by a histogram, or the value of a gauge.
-            dimension_values: a value for each dimension, in order.
             request_id: the requests that it is about: ids with commas between them, or a list.
         """
         if len(dimension_values) != len(self.dimension_names):

@@ -10,8 +10,6 @@ class MetricRow(NamedTuple):
     """One value of one metric.
 
     Attributes:
-        name: the metric.
-        unit: the name of its unit, such as `Milliseconds`.
         type: `counter`, `gauge` or `histogram`.
         value: what is added to a counter, observed by a histogram, or the value of a gauge.
         dimensions: the name and the value of each dimension, as text, in order.

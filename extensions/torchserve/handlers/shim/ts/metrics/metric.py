@@ -13,11 +13,7 @@ from ts.metrics.unit import Units
 
 
 class Metric:
-    """A metric with its value.
-
-    Args:
-        metric_method: `counter` if updates are added up.
-    """
+    """A metric with its value; those of the method `counter` are added up."""
 
     def __init__(
         self,

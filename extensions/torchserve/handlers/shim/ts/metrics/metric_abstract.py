@@ -11,11 +11,7 @@ from ts.metrics.unit import Units
 
 
 class MetricAbstract(ABC):
-    """A metric.
-
-    Args:
-        unit: the symbol of its unit, such as `ms`, or any name.
-    """
+    """A metric; its unit is given by a symbol, such as `ms`, or by any name."""
 
     def __init__(
         self,

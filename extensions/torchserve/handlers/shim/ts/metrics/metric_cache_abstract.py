@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
+
+from typing_extensions import override
 
 from ts.metrics.caching_metric import CachingMetric
 from ts.metrics.dimension import Dimension
@@ -17,82 +20,20 @@ TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 
 
-class MetricCacheAbstract:
-    """The metrics of a model.
+class Adders(ABC):
+    """The methods for metrics of each kind, which `add_metric` takes."""
 
-    Args:
-        config_file_path: the `metrics.yaml`.
-
-    Attributes:
-        cache: each metric, by its type and name.
-        store: the same metrics in a list.
-        request_ids: the ids of the current batch, by their places; None outside of a batch.
-        model_name: the model, for the default dimensions.
-    """
-
-    def __init__(self, config_file_path: str) -> None:
-        self.config_file_path = config_file_path
-        self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {one: {} for one in MetricTypes}
-        self.store: list[CachingMetric] = []
-        self.request_ids: dict[int, str] | None = None
-        self.model_name = ""
-
-    def set_request_ids(self, request_ids: dict[int, str] | None) -> None:
-        """Set the ids of the current batch."""
-        self.request_ids = request_ids
-
-    def _ids(self, idx: int | None) -> str | None:
-        if not self.request_ids:
-            return None
-        if idx is not None and idx in self.request_ids:
-            return self.request_ids[idx]
-        return ",".join(self.request_ids.values())
-
+    @abstractmethod
     def add_metric(
         self,
         name: str,
         value: float,
-        unit: str | None,
+        unit: str,
         idx: int | None = None,
         dimensions: list[Dimension] | None = None,
         metric_type: MetricTypes = MetricTypes.COUNTER,
     ) -> None:
-        """Report a value; the metric is made if it does not exist.
-
-        The dimensions `ModelName` and `Level=Model` are added where they are missing. A value that
-        is about no request gets `Level=Error` alone.
-
-        Args:
-            name: the metric.
-            idx: the request that it is about, by its place; None for the whole batch.
-            dimensions: further dimensions.
-
-        Raises:
-            MetricsCacheTypeError: an argument has the wrong type.
-            AttributeError: a dimension is no `Dimension`.
-        """
-        self._report(name, value, unit, self._ids(idx), list(dimensions or ()), metric_type)
-
-    def _report(
-        self,
-        name: str,
-        value: float,
-        unit: str | None,
-        ids: str | None,
-        dimensions: list[Dimension],
-        metric_type: MetricTypes,
-    ) -> None:
-        own = (
-            {"Level": "Error"} if ids is None else {"ModelName": self.model_name, "Level": "Model"}
-        )
-        names = [one.name for one in dimensions]
-        every = dimensions + [Dimension(*one) for one in own.items() if one[0] not in names]
-        try:
-            metric = self.get_metric(name, metric_type)
-        except MetricsCacheKeyError:
-            names = [one.name for one in every]
-            metric = self.add_metric_to_cache(name, unit, names, metric_type)
-        metric.update(value, ids or "", every)
+        """Report a value."""
 
     def add_counter(
         self,
@@ -148,6 +89,79 @@ class MetricCacheAbstract:
     ) -> None:
         """Report a percentage."""
         self.add_metric(name, value, "percent", idx, dimensions, metric_type)
+
+
+class MetricCacheAbstract(Adders):
+    """The metrics of a model.
+
+    Attributes:
+        cache: each metric, by its type and name.
+        store: the same metrics in a list.
+        request_ids: the ids of the current batch, by their places; None outside of a batch.
+    """
+
+    def __init__(self, config_file_path: str) -> None:
+        self.config_file_path = config_file_path
+        self.cache: dict[MetricTypes, dict[str, CachingMetric]] = {one: {} for one in MetricTypes}
+        self.store: list[CachingMetric] = []
+        self.request_ids: dict[int, str] | None = None
+        self.model_name = ""
+
+    def set_request_ids(self, request_ids: dict[int, str] | None) -> None:
+        """Set the ids of the current batch."""
+        self.request_ids = request_ids
+
+    def _ids(self, idx: int | None) -> str | None:
+        if not self.request_ids:
+            return None
+        if idx is not None and idx in self.request_ids:
+            return self.request_ids[idx]
+        return ",".join(self.request_ids.values())
+
+    @override
+    def add_metric(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        idx: int | None = None,
+        dimensions: list[Dimension] | None = None,
+        metric_type: MetricTypes = MetricTypes.COUNTER,
+    ) -> None:
+        """Report a value; the metric is made if it does not exist.
+
+        The dimensions `ModelName` and `Level=Model` are added where they are missing. A value that
+        is about no request gets `Level=Error` alone.
+
+        Args:
+            idx: the request that it is about, by its place; None for the whole batch.
+
+        Raises:
+            MetricsCacheTypeError: an argument has the wrong type.
+            AttributeError: a dimension is no `Dimension`.
+        """
+        self._report(name, value, unit, self._ids(idx), list(dimensions or ()), metric_type)
+
+    def _report(
+        self,
+        name: str,
+        value: float,
+        unit: str | None,
+        ids: str | None,
+        dimensions: list[Dimension],
+        metric_type: MetricTypes,
+    ) -> None:
+        own = (
+            {"Level": "Error"} if ids is None else {"ModelName": self.model_name, "Level": "Model"}
+        )
+        names = [one.name for one in dimensions]
+        every = dimensions + [Dimension(*one) for one in own.items() if one[0] not in names]
+        try:
+            metric = self.get_metric(name, metric_type)
+        except MetricsCacheKeyError:
+            names = [one.name for one in every]
+            metric = self.add_metric_to_cache(name, unit, names, metric_type)
+        metric.update(value, ids or "", every)
 
     def add_error(self, name: str, value: float, dimensions: list[Dimension] | None = None) -> None:
         """Count an error."""

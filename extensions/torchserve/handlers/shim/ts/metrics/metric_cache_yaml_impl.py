@@ -26,9 +26,6 @@ _SECTION: Final = "model_metrics"
 class MetricsCacheYamlImpl(MetricCacheAbstract):
     """The metrics of a model.
 
-    Args:
-        config_file_path: the `metrics.yaml`.
-
     Raises:
         MetricsCacheTypeError: no file is given.
         MetricsCacheIOError: it cannot be read.
@@ -51,11 +48,6 @@ class MetricsCacheYamlImpl(MetricCacheAbstract):
             raise MetricsCachePyYamlError(f"{config_file_path}: {error}") from error
 
     def _parse_metrics_section(self, key: str = _SECTION) -> Any:
-        """Return a section of the file.
-
-        Raises:
-            MetricsCacheKeyError: the file does not have it.
-        """
         document = self._parsed_file
         if not isinstance(document, dict) or key not in document:
             raise MetricsCacheKeyError(f"{self.config_file_path}: there is no section {key}")

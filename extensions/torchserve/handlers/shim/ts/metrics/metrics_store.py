@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from typing_extensions import override
+
 from ts.metrics.dimension import Dimension
 from ts.metrics.metric import Metric
-from ts.metrics.metric_cache_abstract import SIZE_UNITS, TIME_UNITS
+from ts.metrics.metric_cache_abstract import Adders
+from ts.metrics.metric_type_enum import MetricTypes
 
 
-class MetricsStore:
-    """Keeps the last value of each metric.
-
-    Args:
-        request_ids: the ids of the batch, by their places, or one id.
-    """
+class MetricsStore(Adders):
+    """Keeps the last value of each metric, with the batch's ids by their places, or one id."""
 
     def __init__(self, request_ids: Any, model_name: str | None) -> None:
         self.store: list[Metric] = []
@@ -48,64 +47,11 @@ class MetricsStore:
         self.cache[key] = Metric(name, value, unit, every, ids, method)
         self.store.append(self.cache[key])
 
-    def add_counter(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        dimensions: list[Dimension] | None = None,
-    ) -> None:
-        """Add to a counter."""
-        self._add(name, value, "count", self._id(idx), dimensions, "counter")
-
-    def add_time(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "ms",
-        dimensions: list[Dimension] | None = None,
-    ) -> None:
-        """Keep a time.
-
-        Raises:
-            ValueError: the unit is neither `ms` nor `s`.
-        """
-        if unit not in TIME_UNITS:
-            raise ValueError(f"the unit for a timed metric should be one of {list(TIME_UNITS)}")
-        self._add(name, value, unit, self._id(idx), dimensions)
-
-    def add_size(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        unit: str = "MB",
-        dimensions: list[Dimension] | None = None,
-    ) -> None:
-        """Keep a size.
-
-        Raises:
-            ValueError: the unit is not `MB`, `kB`, `GB` or `B`.
-        """
-        if unit not in SIZE_UNITS:
-            raise ValueError("The unit for size based metric is one of ['MB','kB', 'GB', 'B']")
-        self._add(name, value, unit, self._id(idx), dimensions)
-
-    def add_percent(
-        self,
-        name: str,
-        value: float,
-        idx: int | None = None,
-        dimensions: list[Dimension] | None = None,
-    ) -> None:
-        """Keep a percentage."""
-        self._add(name, value, "percent", self._id(idx), dimensions)
-
     def add_error(self, name: str, value: Any, dimensions: list[Dimension] | None = None) -> None:
         """Keep an error."""
         self._add(name, value, "", None, dimensions)
 
+    @override
     def add_metric(
         self,
         name: str,
@@ -113,6 +59,8 @@ class MetricsStore:
         unit: str,
         idx: int | None = None,
         dimensions: list[Dimension] | None = None,
+        metric_type: MetricTypes | None = None,
     ) -> None:
-        """Keep a value of any unit."""
-        self._add(name, value, unit, self._id(idx), dimensions)
+        """Keep a value of any unit; those of a counter are added up."""
+        method = "counter" if metric_type is MetricTypes.COUNTER else None
+        self._add(name, value, unit, self._id(idx), dimensions, method)

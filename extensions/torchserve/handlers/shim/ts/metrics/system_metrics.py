@@ -80,11 +80,7 @@ def _add_gpu(index: int) -> None:
 
 
 def collect_all(mod: ModuleType, num_of_gpu: int | None) -> None:
-    """Measure everything, and log each metric in a line, then an empty one.
-
-    Args:
-        mod: this module, or one that has functions of the same names.
-    """
+    """Measure all with the functions of a module, and log each metric, then an empty line."""
     for measure in _MEASURES:
         getattr(mod, measure)()
     mod.gpu_utilization(num_of_gpu)

@@ -11,11 +11,7 @@ from typing_extensions import override
 
 
 class ModelService:
-    """A handler that runs the first request of a batch.
-
-    Args:
-        gpu: the number of its GPU.
-    """
+    """A handler that runs the first request of a batch."""
 
     def __init__(
         self, model_name: str = "", model_dir: str = "", manifest: Any = None, gpu: Any = None

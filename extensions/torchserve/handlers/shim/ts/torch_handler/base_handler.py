@@ -36,8 +36,6 @@ IPEX_AVAILABLE: Final = os.environ.get("TS_IPEX_ENABLE", "false") == "true" and 
 #: The module `intel_extension_for_pytorch`, if it is used.
 ipex: Any = importlib.import_module("intel_extension_for_pytorch") if IPEX_AVAILABLE else None
 
-_PROFILER_VARIABLE: Final = "ENABLE_TORCH_PROFILER"
-
 
 def setup_ort_session(model_pt_path: str, map_location: Any) -> Any:
     """Return a session of onnxruntime for a file, on the GPU if the model is there."""
@@ -59,13 +57,9 @@ class BaseHandler:
     Attributes:
         mapping: the labels of `index_to_name.json`; None without the file.
         device: where the model runs.
-        context: the context of the model process.
         model_pt_path: the path of the serialized file; None without one.
-        map_location: where weights are loaded to.
         explain: whether the current request asks for an explanation.
         target: the class that is explained.
-        profiler_args: arguments of `torch.profiler.profile`.
-        model_yaml_config: the archive's configuration.
     """
 
     model: Any = None
@@ -144,18 +138,15 @@ class BaseHandler:
             )
 
     def _load_torchscript_model(self, model_pt_path: str) -> Any:
-        """Return a TorchScript program."""
         with warnings.catch_warnings():
             # TorchScript is deprecated, and many archives have it.
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(model_pt_path, map_location=self.device)  # type: ignore[no-untyped-call]
 
     def _load_torch_export_aot_compile(self, model_so_path: str) -> Any:
-        """Return a program that AOTInductor has compiled."""
         return torch._export.aot_load(model_so_path, str(self.device))
 
     def _use_torch_export_aot_compile(self) -> bool:
-        """Return whether the configuration asks for a program of AOTInductor."""
         section = (self.model_yaml_config or {}).get("pt2")
         export = section.get("export") if isinstance(section, dict) else None
         return isinstance(export, dict) and bool(export.get("aot_compile"))
@@ -163,12 +154,7 @@ class BaseHandler:
     def _load_pickled_model(
         self, model_dir: str, model_file: str, model_pt_path: str | None
     ) -> Any:
-        """Return the only model class of a file, with its weights.
-
-        Raises:
-            RuntimeError: there is no such file.
-            ValueError: the file does not define exactly one class.
-        """
+        """Return the only model class of a file, with its weights."""
         path = Path(model_dir) / model_file
         if not path.is_file():
             raise RuntimeError(f"there is no file {path}, which the manifest names as modelFile")
@@ -234,7 +220,7 @@ class BaseHandler:
         """
         started = time.perf_counter()
         self.context = context
-        if os.environ.get(_PROFILER_VARIABLE, ""):
+        if os.environ.get("ENABLE_TORCH_PROFILER", ""):
             # An `initialize` of the class itself may leave it out.
             self.manifest = self.manifest or context.manifest
             output, _ = self._infer_with_profiler(data=data)
@@ -281,7 +267,6 @@ class BaseHandler:
         """Return an explanation for each request, by the handler's `get_insights`.
 
         Args:
-            data_preprocess: the batch after `preprocess`.
             raw_data: the batch before it; its first row may have a `target`.
 
         Raises:
@@ -305,14 +290,12 @@ class BaseHandler:
         return bool(self.context) and self.context.get_request_header(0, what) == "True"
 
     def _is_explain(self) -> bool:
-        """Return whether the first request asks for an explanation."""
         asked = self._asks_for("explain")
         if asked:
             self.explain = True
         return asked
 
     def _is_describe(self) -> bool:
-        """Return whether the first request asks for a description of the model."""
         return self._asks_for("describe")
 
     def describe_handle(self) -> Any:

@@ -20,21 +20,12 @@ class DALIHandler(VisionHandler):
 
     @override
     def initialize(self, context: Any) -> None:
-        """Load the model and the pipeline.
-
-        Raises:
-            ConfigError: DALI is not installed, or the section `dali` of the configuration is wrong.
-        """
         self.pipeline = get_dali_pipeline(context)
         super().initialize(context)
 
     @override
     def preprocess(self, data: Any) -> Any:
-        """Return the batch as a tensor (N, …) on the device.
-
-        Raises:
-            InputError: a row has no image.
-        """
+        """Return the batch as a tensor (N, …) on the device."""
         (images,) = self.pipeline.run(source=[_bytes_of(value_of(row)) for row in data])
         if hasattr(images, "as_cpu"):
             images = images.as_cpu()

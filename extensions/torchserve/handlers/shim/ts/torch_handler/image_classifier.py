@@ -14,11 +14,7 @@ from ts.utils.util import map_class_to_label
 
 
 class ImageClassifier(VisionHandler):
-    """Returns the likeliest classes of an image with their probabilities.
-
-    Attributes:
-        topk: how many classes a result has, unless the model has fewer.
-    """
+    """Returns the `topk` likeliest classes of an image with their probabilities."""
 
     topk: int = 5
     image_processing: Any = imagenet_transform()

@@ -16,11 +16,7 @@ from ts.utils.util import map_class_to_label
 
 
 class ObjectDetector(VisionHandler):
-    """Returns the objects in an image: their boxes, labels and scores.
-
-    Attributes:
-        threshold: objects with a lower score are left out.
-    """
+    """Returns the boxes, labels and scores of objects whose score is `threshold` or more."""
 
     threshold: float = MIN_SCORE
     image_processing: Any = Compose([ToRGB(), ToTensor()])
@@ -42,11 +38,7 @@ class ObjectDetector(VisionHandler):
 
     @override
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:
-        """Refuse: boxes have no integrated gradients.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse: boxes have no integrated gradients."""
         raise InputError(
             "this model detects objects, and has no explanations; ask for a prediction"
         )

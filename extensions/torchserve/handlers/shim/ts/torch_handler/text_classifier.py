@@ -19,9 +19,6 @@ class TextClassifier(TextHandler):
     """Returns the probability of each class of a text.
 
     Its steps take one text, as those of TorchServe do, so each request of a batch runs alone.
-
-    Attributes:
-        ngrams: the longest n-grams that are looked up in the vocabulary.
     """
 
     ngrams: int = NGRAMS
@@ -37,11 +34,7 @@ class TextClassifier(TextHandler):
 
     @override
     def preprocess(self, data: Any) -> Any:
-        """Return the ids of the first text's tokens, and its words.
-
-        Raises:
-            InputError: it is no text, or has a word without an id.
-        """
+        """Return the ids of the first text's tokens, and its words."""
         text = self._remove_html_tags(read_text(value_of(data[0]))).lower()
         text = self._remove_accented_characters(self._expand_contractions(text))
         words = self._tokenize(self._remove_punctuation(text))

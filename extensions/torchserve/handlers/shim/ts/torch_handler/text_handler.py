@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,18 +16,9 @@ from headrace.errors import ConfigError
 from ts.handler_utils.text_utils import get_tokenizer
 from ts.torch_handler.base_handler import BaseHandler
 
-#: The variable by which torch reads files with code in them; the option `weights_only` sets it.
-_TRUSTED: Final = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-
 
 class TextHandler(BaseHandler):
-    """Loads the vocabulary of a text model, and cleans texts.
-
-    Attributes:
-        source_vocab: the ids by token.
-        tokenizer: splits a cleaned text.
-        input_text: for the use of handlers.
-    """
+    """Loads the vocabulary of a text model, the ids by token, and cleans texts."""
 
     source_vocab: Any = None
     tokenizer: Any = staticmethod(get_tokenizer("basic_english"))
@@ -35,15 +26,11 @@ class TextHandler(BaseHandler):
 
     @override
     def initialize(self, context: Any) -> None:
-        """Load the model and its vocabulary.
-
-        Raises:
-            ConfigError: the vocabulary cannot be read.
-        """
         super().initialize(context)
         self.initialized = False
         path = self.manifest["model"].get("sourceVocab") or self.get_source_vocab_path(context)
-        trusted = os.environ.get(_TRUSTED) == "1"
+        # By it torch reads files with code in them; the option `weights_only` sets it.
+        trusted = os.environ.get("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD") == "1"
         self.source_vocab = texts.load_vocabulary(Path(path), weights_only=not trusted)
         self.initialized = True
 

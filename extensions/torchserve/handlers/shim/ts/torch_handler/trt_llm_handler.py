@@ -15,11 +15,6 @@ class TRTLLMHandler(BaseHandler):
 
     @override
     def initialize(self, context: Any) -> NoReturn:
-        """Fail.
-
-        Raises:
-            ConfigError: always.
-        """
         raise ConfigError(
             "Headrace has no TensorRT-LLM handler: a batch ends before the next one begins, so "
             "the engine could not add a request to running generations",

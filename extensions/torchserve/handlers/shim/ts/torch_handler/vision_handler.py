@@ -52,11 +52,7 @@ class VisionHandler(BaseHandler):
     @override
     @timed
     def preprocess(self, data: Any) -> Any:
-        """Return the batch as a tensor (N, …) on the device.
-
-        Raises:
-            InputError: an input is no image.
-        """
+        """Return the batch as a tensor (N, …) on the device."""
         return self._batch([self._tensor(row) for row in data])
 
     def get_insights(self, tensor_data: Any, _: Any, target: Any = 0) -> Any:

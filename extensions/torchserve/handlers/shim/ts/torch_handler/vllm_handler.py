@@ -15,11 +15,6 @@ class VLLMHandler(BaseHandler):
 
     @override
     def initialize(self, context: Any) -> NoReturn:
-        """Fail.
-
-        Raises:
-            ConfigError: always.
-        """
         raise ConfigError(
             "Headrace has no vLLM handler: a batch ends before the next one begins, so vLLM could "
             "not add a request to running generations",

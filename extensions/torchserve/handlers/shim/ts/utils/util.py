@@ -107,7 +107,6 @@ def map_class_to_label(
     """Return one `{label: probability}` for each row of probabilities.
 
     Args:
-        probs: the probabilities of each input.
         mapping: the label of each class, by the class as text; without it, or without the class,
             the label is the class.
         lbl_classes: the class of each probability; by default their places.

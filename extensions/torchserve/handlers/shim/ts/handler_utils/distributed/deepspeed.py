@@ -5,18 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from headrace.errors import ConfigError
-
-_WEIGHTS: Final = (".bin", ".pt")
 
 
 def get_ds_engine(model: Any, ctx: Any) -> Any:
     """Return DeepSpeed's inference engine for a model.
 
     Args:
-        model: the module.
         ctx: the handler's context. Its `model_yaml_config` has `handler.model_path` and the section
             `deepspeed`. In it, `config` is a JSON file of the archive. If there is `checkpoint`, it
             is the file into which the paths of the weights are written.
@@ -62,7 +59,7 @@ def create_checkpoints_json(model_path: str, checkpoints_json: str) -> None:
     files = sorted(
         str(file)
         for file in Path(model_path).rglob("*")
-        if file.suffix in _WEIGHTS and file.is_file()
+        if file.suffix in (".bin", ".pt") and file.is_file()
     )
     found = {"type": "ds_model", "checkpoints": files, "version": 1.0}
     Path(checkpoints_json).write_text(json.dumps(found), encoding="utf-8")

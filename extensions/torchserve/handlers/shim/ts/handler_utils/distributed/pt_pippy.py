@@ -8,20 +8,12 @@ from headrace.errors import ConfigError
 
 
 def initialize_rpc_workers(local_rank: int, world_size: int, ctx: Any) -> NoReturn:
-    """Fail.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Raise a ConfigError."""
     raise _not_here(ctx)
 
 
 def get_pipeline_driver(model: Any, world_size: int, ctx: Any) -> NoReturn:
-    """Fail.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Raise a ConfigError."""
     raise _not_here(ctx)
 
 

@@ -16,11 +16,6 @@ class BasePippyHandler(BaseHandler):
 
     @override
     def initialize(self, context: Any) -> NoReturn:
-        """Fail.
-
-        Raises:
-            ConfigError: always.
-        """
         initialize_rpc_workers(
             int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")), context
         )

@@ -8,11 +8,7 @@ from typing import Any
 
 
 class BaseEnvelope(ABC):
-    """Translates the inputs and the results of a handler.
-
-    Args:
-        handle_fn: the handler's `handle(data, context)`.
-    """
+    """Translates the inputs and the results of a handler's `handle(data, context)`."""
 
     def __init__(self, handle_fn: Callable[[Any, Any], Any]) -> None:
         self._handle_fn = handle_fn

@@ -13,15 +13,7 @@ from ts.utils.util import get_yaml_config
 
 
 class MockContext:
-    """The context of a model in a folder.
-
-    Args:
-        model_file: the module with its class.
-        model_yaml_config_file: its configuration, a file of the folder.
-
-    Attributes:
-        explain: whether requests after the first ask for an explanation.
-    """
+    """The context of a model in a folder; with `explain`, later requests ask for an explanation."""
 
     def __init__(
         self,

@@ -32,7 +32,7 @@ from headrace.errors import JobNotFound, RangeNotSatisfiable, ResultFreed
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State, Status, StoredResult, error_of
 from headrace.response import split_details
-from headrace.schema.serialization import JOBS_PATH, job_object, raw_result
+from headrace.schema.serialization import job_object, raw_result
 
 
 class JobQuery(WaitQuery):
@@ -44,13 +44,6 @@ class JobQuery(WaitQuery):
 
 
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
-#: Of an answer with the job of an earlier request.
-REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
-
-
-def location(job: Job) -> Header:
-    """Return the header with the path of a job that was submitted."""
-    return (b"location", (JOBS_PATH + job.id).encode())
 
 
 class Cancellation(msgspec.Struct):

@@ -36,8 +36,8 @@ from api.routes.event_stream import (
     stream_events,
     take_stream,
 )
-from api.routes.jobs.job import REPLAYED, location, visible_job
-from api.routes.jobs.submission import submit, wait_for_end
+from api.routes.jobs.job import visible_job
+from api.routes.jobs.submission import REPLAYED, location, submit, wait_for_end
 from api.routes.media import NDJSON
 from api.services import Services
 from api.submission.decoding import read_query

@@ -6,11 +6,11 @@ Under an id or an idempotency key of the client a repeat is the same job, whatev
 from __future__ import annotations
 
 import contextlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
-from api.http.messages import Receive, Request
+from api.http.messages import Header, Receive, Request
 from api.services import Services
 from api.submission.job_request import (
     JobIdentity,
@@ -37,6 +37,15 @@ from headrace.queue.submission import (
     submission,
 )
 from headrace.schema.lines import JobRequest
+from headrace.schema.serialization import JOBS_PATH
+
+#: Of an answer with the job of an earlier request.
+REPLAYED: Final[Header] = (b"idempotency-replayed", b"true")
+
+
+def location(job: Job) -> Header:
+    """Return the header with the path of a job that was submitted."""
+    return (b"location", (JOBS_PATH + job.id).encode())
 
 
 class AcceptedJob(NamedTuple):

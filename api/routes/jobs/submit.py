@@ -15,9 +15,9 @@ from api.http.bodies import input_of, is_form, read_body, require_json
 from api.http.forms import read_form
 from api.http.messages import Header, Reply, Request, StreamingReply
 from api.http.problems import problem
-from api.routes.jobs.job import REPLAYED, RETRY_AFTER, location
+from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.stream import prefers_events, submit_and_stream
-from api.routes.jobs.submission import submit, submit_and_wait, validate
+from api.routes.jobs.submission import REPLAYED, location, submit, submit_and_wait, validate
 from api.services import Services
 from api.submission.decoding import OPTION_NAMES
 from api.submission.job_request import (

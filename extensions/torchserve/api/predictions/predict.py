@@ -18,8 +18,8 @@ import msgspec
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
 from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
-from api.routes.jobs.job import REPLAYED, RETRY_AFTER
-from api.routes.jobs.submission import submit, submit_and_wait
+from api.routes.jobs.job import RETRY_AFTER
+from api.routes.jobs.submission import REPLAYED, submit, submit_and_wait
 from api.routes.jobs.submit import request_of_body
 from api.services import Services
 from api.submission.job_request import (

@@ -162,6 +162,7 @@ class ReplicaFrames:
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
+        model.batch_ended(batch, now)
         if frame.used is not None:
             batch.jobs[0].used = str(frame.used)
         result = BatchResult(frame.outcomes, frame.times, frame.padding, frame.fits)

@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 from benchmarks.batching.fixed_window import FixedWindow
 from benchmarks.batching.full_knowledge import policies
 from benchmarks.batching.simulation import (
-    NOBODY,
     Clients,
     Device,
     Item,
@@ -122,7 +121,7 @@ def loop(case: Case, policy: type[Batcher[Item]], seconds: float) -> Result:
 
 def best_rate(case: Case, seconds: float) -> float:
     """Return the highest rate of the policies with full knowledge."""
-    size = min(case.device.size, case.clients.count + 1)
+    size = min(case.device.size, case.clients.size + 1)
     return max(loop(case, policy, seconds).rate for policy in policies(size))
 
 

@@ -60,7 +60,7 @@ class Clients(NamedTuple):
     average (exponential).
     """
 
-    count: int
+    size: int
     trip_s: float = 0.0012
     each_s: float = 0.0001
     jitter_s: float = 0.0002
@@ -159,7 +159,7 @@ class Simulation:
         self._clients, self._stop_at = clients, until_s
         for at in arrivals:
             self._arrive(Item(at))
-        for _ in range(clients.count):
+        for _ in range(clients.size):
             self._arrive(Item(self._random.uniform(0, 0.002), client=True))
         now = 0.0
         while (at := min(self._events[0][0] if self._events else NEVER, self._held_until)) < NEVER:

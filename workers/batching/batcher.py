@@ -52,7 +52,7 @@ Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 HOLD_MIN_S: Final = 0.0005
 #: While the times of batches are unknown, one batch in this many is held for the callers that come
 #: back: without batches of several sizes, they would stay unknown.
-TRIAL_EVERY: Final = 8
+TRIAL_EVERY: Final = 7
 #: How many batches' worth of items may wait if they have keys. With one batch's worth, two keys in
 #: turn would halve each other's batches.
 KEYED_LOOK_AHEAD: Final = 2
@@ -73,7 +73,6 @@ class Batchable(Protocol):
 
     Attributes:
         enqueued_at: seconds, on the same clock as every `now`.
-        ready_at: from when on it could run here.
         step: its priority, a value of `headrace.redis.keys.STEPS`.
         overdue_at: from then on it no longer yields to better ones.
         isolated: it was in a batch that was lost and must run alone.
@@ -82,12 +81,15 @@ class Batchable(Protocol):
     """
 
     enqueued_at: float
-    ready_at: float
     step: int
     overdue_at: float
     isolated: bool
     cost: int
     key: str | None
+
+    @property
+    def ready_at(self) -> float:
+        """From when on it could run here."""
 
 
 ItemT = TypeVar("ItemT", bound=Batchable)

@@ -35,13 +35,13 @@ class Expected(NamedTuple):
     """The callers that should come back, and when.
 
     Attributes:
-        count: how many are not here yet.
+        callers: how many are not here yet.
         first_at: when the next one should be here; at the earliest now.
         last_at: when all should be here.
         late_at: from then on they are not expected any more.
     """
 
-    count: int
+    callers: int
     first_at: float
     last_at: float
     late_at: float
@@ -104,10 +104,14 @@ class Returns:
         """Note a new job, which is here since `now`."""
         self._expire(now)
         self._recent.append(enqueued_at)
-        for batch in self._open:
-            if batch.ended_at <= enqueued_at:
+        for batch in reversed(self._open):
+            if batch.ended_at < enqueued_at:
                 if not batch.came:
-                    batch.first_at, batch.until = now, now + self._delay_s
+                    batch.first_at = now
+                    batch.until = now + self._delay_s
+                    if self.last_s:
+                        late_at = batch.ended_at + 2 * self.late_s
+                        batch.until = min(batch.until, max(now, late_at))
                 batch.came, batch.last_at = batch.came + 1, now
                 if batch.came == batch.size:
                     self._open.remove(batch)
@@ -141,8 +145,8 @@ class Returns:
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
         within_s = self.late_s or self._delay_s
-        after = sum(at <= enqueued <= at + within_s for enqueued in self._recent)
-        before = sum(at - within_s <= enqueued < at for enqueued in self._recent)
+        after = sum(at < enqueued <= at + within_s for enqueued in self._recent)
+        before = sum(at - within_s < enqueued <= at for enqueued in self._recent)
         self.seen += 1
         sample = (min(after, size) - min(before, size)) / size
         self.share += max(SHARE_WEIGHT, 1 / self.seen) * (sample - self.share)

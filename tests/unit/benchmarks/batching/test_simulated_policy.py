@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks.batching.simulated_policy import (
@@ -55,11 +57,13 @@ HARD = {
     "20 + 1 n ms, 4 clients and arrivals of 5 %": 0.82,
     "20 + 1 n ms, 10 clients and arrivals of 5 %": 0.88,
 }
+#: Those in which the policy has nothing to decide are left out: batches are always full.
+TESTED = [name for name in LOOPS if not re.search(r"(16|32|64) clients|^10 n ms, [1248]", name)]
 #: Some of the seconds are needed to learn.
-SECONDS = 6
+SECONDS = 5
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", TESTED)
 def test_a_closed_loop_runs_almost_as_fast_as_with_full_knowledge(name: str) -> None:
     case = LOOPS[name]
     assert loop(case, Batcher, SECONDS).rate >= HARD.get(name, 0.95) * best_rate(case, SECONDS)

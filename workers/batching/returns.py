@@ -1,8 +1,8 @@
 """The callers that come back: an estimate of how many, and when, after the end of their batch.
 
 In a closed loop each caller sends its next job as soon as it has the answer to its last one. So
-jobs come shortly after the end of a batch and not before, and a mean gap between arrivals says
-little. This is learned from the ends of batches and from the jobs that follow them; who sent a job
+jobs come shortly after the end of a batch and not before, and a mean gap between arrivals is of no
+use. This is learned from the ends of batches and from the jobs that follow them; who sent a job
 is not known.
 
 A share of the callers comes back: the jobs that are enqueued within some time after the end, less
@@ -119,7 +119,7 @@ class Returns:
                 return
 
     def expected(self, now: float, running: int = 0) -> Expected | None:
-        """Return who should come back; None for nobody.
+        """Return who should come back, if anyone.
 
         A batch of `running` jobs counts as if it ended now.
         """

@@ -145,17 +145,11 @@ class Hold:
 
 @dataclass(slots=True)
 class KeyQueue(Generic[ItemT]):
-    """The waiting items with their numbers, and the arrivals of online and offline items.
-
-    Attributes:
-        opened_at: since when the next batch could have started, but for being held; None if no
-            device was free for it yet.
-    """
+    """The waiting items with their numbers, and the arrivals of online and offline items."""
 
     waiting: Row[ItemT] = field(default_factory=deque)
     online: Arrivals = field(default_factory=Arrivals)
     offline: Arrivals = field(default_factory=Arrivals)
-    opened_at: float | None = None
 
     @property
     def urgent(self) -> int:
@@ -184,7 +178,9 @@ class Batcher(Generic[ItemT]):
     _isolated: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
     _back: int = 0
+    # How many batches have left, and since when the next one could have started.
     _left: int = 0
+    _opened_at: float | None = None
     _length: int = 0
     # For each step, how many items wait and their cost.
     _counts: list[int] = field(default_factory=lambda: [0] * len(STEPS))
@@ -406,9 +402,10 @@ class Batcher(Generic[ItemT]):
         if bound is not None:
             return self._leave(group, size, bound)
         filled = self._filled(waiting, size) if urgent else size
-        if group.opened_at is None and not behind:
-            group.opened_at = now
-        deadline = (group.opened_at or now) + self.policy.max_batch_delay_s
+        if self._opened_at is None and not behind:
+            self._opened_at = now
+        opened_at = now if self._opened_at is None else self._opened_at
+        deadline = opened_at + self.policy.max_batch_delay_s
         if now >= deadline:
             return self._leave(group, filled, "deadline")
         # Without room no item can join, however long the batch is held.
@@ -449,7 +446,7 @@ class Batcher(Generic[ItemT]):
         callers, first_at, last_at, late_at = expected
         # They come evenly between the first and the last one.
         spread_s = last_at - first_at
-        joining = min(callers, room)
+        joining = min(callers, room, self.policy.max_batch_size - size)
         here_at = first_at + max(0.0, spread_s) * joining / callers
         if here_at > deadline:
             joining = int(callers * (deadline - first_at) / spread_s) if spread_s > 0 else 0
@@ -520,7 +517,7 @@ class Batcher(Generic[ItemT]):
         return max(allowed for allowed in sizes if allowed <= runs_as + more)
 
     def _leave(self, group: KeyQueue[ItemT], size: int, reason: Reason) -> Leave[ItemT]:
-        row, group.opened_at = group.waiting, None
+        row, self._opened_at = group.waiting, None
         self._left += 1
         self._since_overdue = 0 if row[0][0][0] == FIRST else self._since_overdue + size
         items = [row.popleft()[1] for _ in range(size)]

@@ -50,10 +50,9 @@ def test_a_full_queue_runs_in_full_batches_under_both() -> None:
 
 
 #: What the policy reaches of full knowledge, where it cannot know what full knowledge knows: the
-#: times of thought of each client, the key of the next job, and arrivals at random.
+#: times of thought of each client, and arrivals at random.
 HARD = {
     "20 ms, 10 clients, 3 ms of thought": 0.88,
-    "20 ms, 10 clients, 2 keys": 0.78,
     "20 + 1 n ms, 4 clients and arrivals of 5 %": 0.82,
     "20 + 1 n ms, 10 clients and arrivals of 5 %": 0.88,
 }

@@ -259,7 +259,7 @@ def test_a_batch_is_not_staged_if_the_callers_of_the_running_one_are_worth_the_w
     left(made.decide(at + TRIP_S))
     made.add(Waiting(at + 0.01))
     assert isinstance(made.decide(at + 0.021, behind=4), Hold)
-    assert made._groups[None].opened_at is None, "the device is not free yet"
+    assert made._opened_at is None, "the device is not free yet"
     for _ in range(7):
         made.add(Waiting(at + 0.021))
     assert left(made.decide(at + 0.021, behind=4)).reason == "full"

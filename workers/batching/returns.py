@@ -25,8 +25,8 @@ SHARE_MIN: Final = 0.4
 SHARE_WEIGHT: Final = 0.1
 MEAN_WEIGHT: Final = 0.125
 DEVIATION_WEIGHT: Final = 0.25
-#: A caller is late after so many mean deviations; with TCP's 4, one in fifty would miss its batch.
-DEVIATIONS: Final = 8
+#: A caller is late after so many mean deviations; with 4, as TCP, one in fifty is.
+DEVIATIONS: Final = 6
 #: How many of the latest jobs count.
 RECENT: Final = 256
 

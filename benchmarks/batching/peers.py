@@ -34,6 +34,8 @@ BATCH_MS: Final = (20.0, 7.0)
 #: How long the peers collect a batch: mosec's default of this figure, and TorchServe's benchmark's.
 MOSEC_WAIT_MS: Final = 5
 TORCHSERVE_DELAY_MS: Final = 10
+#: Headrace's default.
+DELAY_MS: Final = 5.0
 BODY: Final = b'{"x": 1}'
 START_S: Final = 300.0
 
@@ -72,12 +74,15 @@ Running = Callable[[float], AbstractContextManager[tuple[str, str]]]
 
 
 @contextmanager
-def headrace(batch_ms: float, handler: type[Sleeping]) -> Iterator[tuple[str, str]]:
-    """Run Headrace with one model, and its default delay."""
+def headrace(
+    batch_ms: float, handler: type[Sleeping], delay_ms: float = DELAY_MS
+) -> Iterator[tuple[str, str]]:
+    """Run Headrace with one model."""
     model = {
         "handler": f"{ROOT / 'benchmarks/batching/sleeping_handler.py'}:{handler.__name__}",
         "options": {"pause_s": batch_ms / 1000},
         "max_batch_size": SIZE,
+        "max_batch_delay_ms": delay_ms,
     }
     with Headrace(events=False, models={"device": model}) as server:
         yield f"{server.url}/api/v1/models/device/jobs", WAIT
@@ -155,11 +160,13 @@ def _wait_ready(url: str) -> None:
     wait_until(answers, f"{url} answers", timeout_s=START_S)
 
 
-def servers(mosec_python: str, torchserve_python: str) -> dict[str, Running]:
+def servers(
+    mosec_python: str, torchserve_python: str, delay_ms: float = DELAY_MS
+) -> dict[str, Running]:
     """Return how each server runs."""
     running: dict[str, Running] = {
-        "Headrace": partial(headrace, handler=Sleeping),
-        "Headrace, overlap": partial(headrace, handler=Overlapped),
+        "Headrace": partial(headrace, handler=Sleeping, delay_ms=delay_ms),
+        "Headrace, overlap": partial(headrace, handler=Overlapped, delay_ms=delay_ms),
     }
     if mosec_python:
         running["mosec"] = partial(mosec, python=mosec_python)
@@ -200,10 +207,11 @@ def main() -> None:
     parser.add_argument("--batch-ms", type=float, nargs="+", default=BATCH_MS)
     parser.add_argument("--seconds", type=float, default=6, help="of a load")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--delay-ms", type=float, default=DELAY_MS, help="of Headrace")
     parser.add_argument("--only", nargs="+", default=(), help="the names of servers")
     parser.add_argument("--write", action="store_true", help="into docs/performance.md")
     options = parser.parse_args()
-    running = servers(options.mosec, options.torchserve)
+    running = servers(options.mosec, options.torchserve, options.delay_ms)
     running = {name: run for name, run in running.items() if name in (options.only or running)}
     tables = []
     for batch_ms in options.batch_ms:
@@ -225,7 +233,8 @@ def main() -> None:
     if options.write:
         description = (
             f"at most {SIZE} in a batch; mosec collects for {MOSEC_WAIT_MS} ms, TorchServe for "
-            f"{TORCHSERVE_DELAY_MS} ms, Headrace has its defaults; {options.rounds} rounds of "
+            f"{TORCHSERVE_DELAY_MS} ms, Headrace for {options.delay_ms:g} ms; "
+            f"{options.rounds} rounds of "
             f"{options.seconds:g} s; load by {generator()}."
         )
         write_tables("policy_peers", description, *tables)

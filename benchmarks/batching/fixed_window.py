@@ -21,8 +21,11 @@ class FixedWindow(Batcher[ItemT]):
     opened_at: float | None = None
 
     @override
-    def _consider(self, key: str | None, now: float, draining: bool) -> Leave[ItemT] | Hold:
-        waiting = self._groups[key].waiting
+    def _consider(
+        self, key: str | None, now: float, draining: bool, behind: int = 0
+    ) -> Leave[ItemT] | Hold:
+        group = self._groups[key]
+        waiting = group.waiting
         size, bound = self._fitting(waiting, len(waiting))
         reason: Reason = bound or ("drain" if draining else "deadline")
         if reason == "deadline":
@@ -32,4 +35,4 @@ class FixedWindow(Batcher[ItemT]):
             if now < until:
                 return Hold(until)
         self.opened_at = None
-        return self._leave(waiting, size, reason)
+        return self._leave(group, size, reason)

@@ -1,47 +1,30 @@
-"""The policy against a fixed window, simulated.
+"""The policy against a fixed window and against full knowledge, simulated.
 
     python -m benchmarks.batching.simulated_policy [--write]
 
-The batcher does not read the clock. So hours of arrivals can be simulated in seconds, the same for
-both policies, on a device of which only the batch time is left. Queue, worker and processes cost
-nothing here; `benchmarks.batching.policy` measures everything together.
+First, arrivals that do not depend on the device: lone ones (Poisson) and bursts. Then closed loops,
+alone and mixed with such arrivals. `benchmarks.batching.policy` measures everything together.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
-import statistics
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from benchmarks.batching.fixed_window import FixedWindow
+from benchmarks.batching.full_knowledge import policies
+from benchmarks.batching.simulation import (
+    Clients,
+    Device,
+    Item,
+    Result,
+    Simulation,
+    bursts,
+    lone,
+    together,
+)
 from benchmarks.common.tables import Table, write_tables
-from workers.batching.batcher import Batcher, BatchPolicy, Leave
-
-NEVER: Final = float("inf")
-#: The time of a batch varies by up to this share.
-NOISE: Final = 0.05
-#: The gap between items of a burst, and their average number.
-BURST_GAP_S: Final = 0.0015
-BURST_SIZE: Final = 8
-
-
-class Device(NamedTuple):
-    """A model on its device: a batch of n takes `fixed_s + n * item_s`; its window is `delay_s`."""
-
-    fixed_s: float
-    item_s: float
-    size: int
-    delay_s: float
-
-    @property
-    def full_rate(self) -> float:
-        """Items a second in full batches."""
-        return self.size / (self.fixed_s + self.size * self.item_s)
-
+from workers.batching.batcher import Batcher
 
 DEVICES: Final = (
     Device(0.020, 0.001, 16, 0.020),
@@ -50,151 +33,109 @@ DEVICES: Final = (
     Device(0.001, 0.010, 8, 0.010),
 )
 LOADS: Final = (0.05, 0.5, 0.95)
-
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """An item for the batcher."""
-
-    enqueued_at: float
-    step: int = 0
-    overdue_at: float = NEVER
-    isolated: bool = False
-    cost: int = 0
-    key: str | None = None
-
-
+ARRIVALS: Final = {"lone": lone, "in bursts": bursts}
 POLICIES: Final[dict[str, type[Batcher[Item]]]] = {
     "policy": Batcher,
     "fixed window": FixedWindow,
 }
 
-
-class Result(NamedTuple):
-    """Seconds from arrival to end, and the number of batches."""
-
-    took_s: list[float]
-    batches: int
-
-    def percentile_ms(self, percent: int) -> float:
-        """Return a percentile of the times, in ms."""
-        return statistics.quantiles(self.took_s, n=100)[percent - 1] * 1000
+#: A device of which the batches take the same time, at each size; and one that gains nothing.
+CONSTANT: Final = Device(0.020, 0.0, 8, 0.005)
+SHORT: Final = Device(0.007, 0.0, 8, 0.005)
+LINEAR: Final = Device(0.0, 0.010, 8, 0.005)
 
 
-class Simulation:
-    """One device with a queue.
+class Case(NamedTuple):
+    """A closed loop.
 
-    Args:
-        policy: decides when batches leave.
-        seed: the seed of the noise in batch times.
+    Attributes:
+        load: arrivals at random besides the clients, as a share of the device's highest rate.
     """
 
-    def __init__(self, device: Device, policy: type[Batcher[Item]], seed: int) -> None:
-        self._device = device
-        self._batcher = policy(BatchPolicy(device.size, device.delay_s))
-        self._random = random.Random(seed)
-        self._queue: deque[Item] = deque()
-        self._running: list[Item] = []
-        self._began_at, self._ends_at, self._held_until = 0.0, NEVER, NEVER
-        self._found: list[float] = []
-        self._batches = 0
-
-    def run(self, arrivals: Iterable[float]) -> Result:
-        """Simulate these arrivals until all have ended."""
-        for at in arrivals:
-            self._until(at)
-            self._queue.append(Item(at))
-            self._act(at)
-        self._until(NEVER)
-        return Result(self._found, self._batches)
-
-    def _until(self, at: float) -> None:
-        """Simulate the time before the next arrival."""
-        while (now := min(self._ends_at, self._held_until)) < at:
-            if now == self._ends_at:
-                self._found += [now - item.enqueued_at for item in self._running]
-                self._batcher.latency_model.add(len(self._running), now - self._began_at)
-                self._ends_at = NEVER
-            self._act(now)
-
-    def _act(self, now: float) -> None:
-        self._claim()
-        self._held_until = NEVER
-        if self._ends_at < NEVER:
-            return
-        decision = self._batcher.decide(now)
-        if isinstance(decision, Leave):
-            self._running, self._began_at = decision.items, now
-            size = len(decision.items)
-            usual_s = self._device.fixed_s + size * self._device.item_s
-            self._ends_at = now + usual_s * self._random.uniform(1 - NOISE, 1 + NOISE)
-            self._batches += 1
-            self._claim()
-        elif decision is not None:
-            self._held_until = max(decision.until, now + 1e-9)
-
-    def _claim(self) -> None:
-        while self._queue and self._batcher.room[0]:
-            self._batcher.add(self._queue.popleft())
+    device: Device
+    clients: Clients
+    keys: int = 0
+    offline: int = 0
+    load: float = 0.0
 
 
-def lone(rate: float, count: int, seed: int) -> list[float]:
-    """Return `count` arrivals at random moments (Poisson), `rate` per second on average."""
-    rng, at, moments = random.Random(seed), 0.0, []
-    for _ in range(count):
-        at += rng.expovariate(rate)
-        moments.append(at)
-    return moments
-
-
-def bursts(rate: float, count: int, seed: int) -> list[float]:
-    """Return arrivals with the same average rate in bursts at random moments."""
-    rng, moments = random.Random(seed), []
-    for began_at in lone(rate / BURST_SIZE, count, seed):
-        at = began_at
-        for _ in range(1 + int(rng.expovariate(1 / (BURST_SIZE - 1)))):
-            moments.append(at)
-            at += rng.expovariate(1 / BURST_GAP_S)
-        if len(moments) >= count:
-            break
-    return sorted(moments)[:count]
-
-
-ARRIVALS: Final = {"lone": lone, "in bursts": bursts}
+LOOPS: Final[dict[str, Case]] = {
+    **{
+        f"{name}, {count} clients": Case(device, Clients(count))
+        for name, device in (("20 ms", CONSTANT), ("7 ms", SHORT), ("10 n ms", LINEAR))
+        for count in (1, 2, 4, 8, 10, 12, 16, 32, 64)
+    },
+    "20 + 1 n ms, 10 clients": Case(DEVICES[0], Clients(10)),
+    "20 + 1 n ms, 10 clients, sizes 4, 8, 16": Case(
+        DEVICES[0]._replace(sizes=(4, 8, 16)), Clients(10)
+    ),
+    "20 ms, 10 clients, 3 ms of thought": Case(CONSTANT, Clients(10, think_s=0.003)),
+    "20 ms, 10 clients, a trip of 3 ms": Case(CONSTANT, Clients(10, trip_s=0.003)),
+    "20 ms, 10 clients, 2 keys": Case(CONSTANT, Clients(10), keys=2),
+    "20 ms, 8 clients, 2 replicas": Case(CONSTANT._replace(replicas=2), Clients(8)),
+    "20 ms, 20 clients, 2 replicas": Case(CONSTANT._replace(replicas=2), Clients(20)),
+    "20 + 1 n ms, 4 clients, offline jobs": Case(DEVICES[0], Clients(4), offline=32),
+    "20 + 1 n ms, 4 clients and arrivals of 5 %": Case(DEVICES[0], Clients(4), load=0.05),
+    "20 + 1 n ms, 10 clients and arrivals of 5 %": Case(DEVICES[0], Clients(10), load=0.05),
+}
 
 
 def compare(
     device: Device, load: float, arrivals: str, *, count: int, seeds: int
 ) -> dict[str, Result]:
     """Return the result of each policy for the same arrivals, over all seeds."""
-    found = {}
-    for name, policy in POLICIES.items():
-        runs = [
+    return {
+        name: _open(policy, device, load, arrivals, count, seeds)
+        for name, policy in POLICIES.items()
+    }
+
+
+def least_mean_ms(device: Device, load: float, arrivals: str, *, count: int, seeds: int) -> float:
+    """Return the least mean time of the policies with full knowledge, in ms."""
+    return min(
+        _open(policy, device, load, arrivals, count, seeds).mean_ms
+        for policy in policies(device.size)
+    )
+
+
+def _open(
+    policy: type[Batcher[Item]], device: Device, load: float, arrivals: str, count: int, seeds: int
+) -> Result:
+    return together(
+        [
             Simulation(device, policy, seed).run(
                 ARRIVALS[arrivals](load * device.full_rate, count, seed)
             )
             for seed in range(seeds)
         ]
-        took_s = [seconds for run in runs for seconds in run.took_s]
-        found[name] = Result(took_s, sum(run.batches for run in runs))
-    return found
+    )
 
 
-def main() -> None:
-    """Print the table; write it into the document with --write."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="into docs/performance.md")
-    parser.add_argument("--count", type=int, default=2500, help="arrivals of a run")
-    parser.add_argument("--seeds", type=int, default=8)
-    options = parser.parse_args()
+def loop(case: Case, policy: type[Batcher[Item]], seconds: float) -> Result:
+    """Return the result of a closed loop that runs so long."""
+    rate = case.load * case.device.full_rate
+    arrivals = lone(rate, int(rate * seconds), 0) if rate else []
+    simulation = Simulation(case.device, policy, 0, keys=case.keys, offline=case.offline)
+    return simulation.run(arrivals, case.clients, seconds)
+
+
+def best_rate(case: Case, seconds: float) -> float:
+    """Return the highest rate of the policies with full knowledge."""
+    size = min(case.device.size, case.clients.size + 1)
+    return max(loop(case, policy, seconds).rate for policy in policies(size))
+
+
+def open_table(count: int, seeds: int) -> Table:
+    """Return the table of arrivals that do not depend on the device."""
     table = Table(
         "a batch of n, ms; arrivals; load", "p50 ms", "p99 ms", "jobs in a batch",
-        "p50, p99 to the window's",
+        "p50, p99 to the window's", "mean of full knowledge to ours",
     )  # fmt: skip
     for device in DEVICES:
         for arrivals in ARRIVALS:
             for load in LOADS:
-                found = compare(device, load, arrivals, count=options.count, seeds=options.seeds)
+                found = compare(device, load, arrivals, count=count, seeds=seeds)
+                best_ms = least_mean_ms(device, load, arrivals, count=count, seeds=seeds)
                 ours, window = found["policy"], found["fixed window"]
                 shape = f"{device.fixed_s * 1000:g} + {device.item_s * 1000:g} n, {device.size}"
                 ratios = [
@@ -203,14 +144,45 @@ def main() -> None:
                 table.add(
                     f"{shape}; {arrivals}; {load:.0%}", f"{ours.percentile_ms(50):.1f}",
                     f"{ours.percentile_ms(99):.1f}", f"{len(ours.took_s) / ours.batches:.1f}",
-                    ", ".join(ratios),
+                    ", ".join(ratios), f"{best_ms / ours.mean_ms:.2f}",
                 )  # fmt: skip
+    return table
+
+
+def loop_table(seconds: float) -> Table:
+    """Return the table of closed loops."""
+    table = Table(
+        "a batch; closed loop", "jobs/s", "p99 ms", "jobs in a batch", "fixed window, jobs/s",
+        "full knowledge, jobs/s", "ours to it",
+    )  # fmt: skip
+    for name, case in LOOPS.items():
+        ours, best = loop(case, Batcher, seconds), best_rate(case, seconds)
+        table.add(
+            name, f"{ours.rate:.0f}", f"{ours.percentile_ms(99):.1f}",
+            f"{sum(ours.sizes) / ours.batches:.1f}", f"{loop(case, FixedWindow, seconds).rate:.0f}",
+            f"{best:.0f}", f"{ours.rate / best:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def main() -> None:
+    """Print the tables; write them into the document with --write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="into docs/performance.md")
+    parser.add_argument("--count", type=int, default=2500, help="arrivals of a run")
+    parser.add_argument("--seeds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=20, help="of a closed loop")
+    options = parser.parse_args()
+    loops = loop_table(options.seconds)
+    at_random = open_table(options.count, options.seeds)
     if options.write:
         description = (
             f"{options.seeds} seeds with {options.count} arrivals each; the window is 20, 100, 10 "
             "and 10 ms."
         )
-        write_tables("policy_sim", description, table)
+        write_tables("policy_sim", description, at_random)
+        description = f"{options.seconds:g} s of each; 8 jobs in a batch at most, or 16; 5 ms."
+        write_tables("policy_loops", description, loops)
 
 
 if __name__ == "__main__":

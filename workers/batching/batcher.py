@@ -4,9 +4,17 @@ The policy is work-conserving. A free device takes the items that are here; whil
 collect. A batch is held back for more items only while the device is free, and only if that pays.
 Waiting for the next arrival costs each waiting item one inter-arrival gap, and saves the fixed cost
 of one batch. So a batch of n is held while n * gap < b. Here the time of a batch of size s is
-fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). It is never
-held longer than `max_batch_delay_s` after its oldest item was enqueued. Jobs that are already known
-to come are handled by `workers/models/backlog.py`.
+fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). Jobs that are
+already known to come are handled by `workers/models/backlog.py`.
+
+In a closed loop the next items follow the end of a batch (`Returns`). If k callers should come back
+and n items are here, there are two ways. Without a hold, n run now and k after them: n + k items in
+two batches. With a hold of w, f of them run together, where f is at most a whole batch. A batch is
+held if this gives more items a second: w < f / (n + k) * (T(n) + T(k)) - T(f), where T is the time
+of a batch. For f = n + k this is w < b: a hold pays only if batches have a fixed cost.
+
+A free device waits at most `max_batch_delay_s` for a batch, from when the batch could have started.
+An item that has waited that long since it was enqueued is not held for arrivals at random.
 
 Items of different keys never share a batch. Keys take turns by their first items: best priority
 first, then in the order in which the items came. So a batch that leaves has the first item of all
@@ -31,9 +39,10 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
 from workers.batching.estimates import Arrivals, LatencyModel
+from workers.batching.returns import Returns
 
 #: Why a batch left. full: it has `max_batch_size` items. cost: one more item would have exceeded
-#: `max_batch_cost`. deadline: its oldest item was enqueued `max_batch_delay_s` ago. idle: the
+#: `max_batch_cost`. deadline: the device has waited `max_batch_delay_s` for it. idle: the
 #: device was free, and waiting would not have paid. alone: its item was in a batch that was lost
 #: (such a batch does not come from `decide`). drain: the worker is about to stop. If it has online
 #: items, the reason is why these left.
@@ -41,6 +50,9 @@ Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 
 #: Items that arrive together have a gap of 0, and a hold of no length would be a busy loop.
 HOLD_MIN_S: Final = 0.0005
+#: While the times of batches are unknown, one batch in this many is held for the callers that come
+#: back: without batches of several sizes, they would stay unknown.
+TRIAL_EVERY: Final = 7
 #: How many batches' worth of items may wait if they have keys. With one batch's worth, two keys in
 #: turn would halve each other's batches.
 KEYED_LOOK_AHEAD: Final = 2
@@ -75,6 +87,10 @@ class Batchable(Protocol):
     cost: int
     key: str | None
 
+    @property
+    def ready_at(self) -> float:
+        """From when on it could run here."""
+
 
 ItemT = TypeVar("ItemT", bound=Batchable)
 #: What items are sorted by: their step, then the order in which they came.
@@ -87,7 +103,7 @@ class BatchPolicy:
     """The limits of a model's batches.
 
     Attributes:
-        max_batch_delay_s: how long an item may be held back for others, from when it was enqueued.
+        max_batch_delay_s: how long a free device may wait for a fuller batch.
         max_batch_cost: the most that the items of a batch may cost together; an item above it runs
             alone. None for no limit.
         keyed: items have keys.
@@ -154,6 +170,7 @@ class Batcher(Generic[ItemT]):
 
     policy: BatchPolicy
     latency_model: LatencyModel = field(default_factory=LatencyModel)
+    returns: Returns = field(default_factory=Returns)
     online_at: float = float("-inf")
     # The keys that have waiting items, and all that are remembered.
     _groups: dict[str | None, KeyQueue[ItemT]] = field(default_factory=dict)
@@ -161,6 +178,9 @@ class Batcher(Generic[ItemT]):
     _isolated: Row[ItemT] = field(default_factory=deque)
     _came: int = 0
     _back: int = 0
+    # How many batches have left, and since when the next one could have started.
+    _left: int = 0
+    _opened_at: float | None = None
     _length: int = 0
     # For each step, how many items wait and their cost.
     _counts: list[int] = field(default_factory=lambda: [0] * len(STEPS))
@@ -232,17 +252,26 @@ class Batcher(Generic[ItemT]):
         else:
             self.online_at = at
             group.online.observe(at)
+            self.returns.arrived(at, item.ready_at)
         row, number = self._isolated if item.isolated else group.waiting, (step, self._came)
         if row and row[-1][0] > number:
             put(row, number, item)
         else:
             row.append((number, item))
 
-    def decide(self, now: float, *, draining: bool = False) -> Leave[ItemT] | Hold | None:
+    def batch_ended(self, online: int, now: float) -> None:
+        """Note that a batch with so many online items has ended, whose callers may come back."""
+        usual_s = self.latency_model.usual_s
+        self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
+
+    def decide(
+        self, now: float, *, draining: bool = False, behind: int = 0
+    ) -> Leave[ItemT] | Hold | None:
         """Return what to do with a free device: run a batch, hold it back, or nothing (None).
 
-        If it is draining, nothing is held back any more. Items that must run alone are left to
-        `next_isolated`.
+        If it is draining, nothing is held back any more. If the device is about to end a batch of
+        `behind` online items, the batch that leaves would run behind it. Items that must run alone
+        are left to `next_isolated`.
         """
         if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
             self._move_overdue_first(now)
@@ -252,7 +281,7 @@ class Batcher(Generic[ItemT]):
         for key in self._in_turn():
             if until is not None and not self._groups[key].urgent:
                 break  # an offline batch would delay the one that is held
-            decision = self._consider(key, now, draining)
+            decision = self._consider(key, now, draining, behind)
             if isinstance(decision, Leave):
                 if not self._groups[key].waiting:
                     del self._groups[key]
@@ -363,32 +392,84 @@ class Batcher(Generic[ItemT]):
         del row[at]
         row.appendleft(((FIRST, number[1]), item))
 
-    def _consider(self, key: str | None, now: float, draining: bool) -> Leave[ItemT] | Hold:
+    def _consider(
+        self, key: str | None, now: float, draining: bool, behind: int = 0
+    ) -> Leave[ItemT] | Hold:
         group = self._groups[key]
         waiting, urgent = group.waiting, group.urgent
         count = urgent or len(waiting)
         size, bound = self._fitting(waiting, count)
         if bound is not None:
-            return self._leave(waiting, size, bound)
+            return self._leave(group, size, bound)
         filled = self._filled(waiting, size) if urgent else size
-        oldest = min(item.enqueued_at for _, item in islice(waiting, count))
-        deadline = oldest + self.policy.max_batch_delay_s
+        if self._opened_at is None and not behind:
+            self._opened_at = now
+        opened_at = now if self._opened_at is None else self._opened_at
+        deadline = opened_at + self.policy.max_batch_delay_s
         if now >= deadline:
-            return self._leave(waiting, filled, "deadline")
-        # Items are held only for others of their class.
-        gap = (group.online if urgent else group.offline).expected_s(now)
+            return self._leave(group, filled, "deadline")
         # Without room no item can join, however long the batch is held.
         room = self.room[-2 if urgent else -1]
-        if (
-            gap is None
-            or gap > deadline - now
-            or size * gap >= self.latency_model.fixed_s
-            or not room
-        ):
-            return self._leave(waiting, filled, "idle")
+        if not room:
+            return self._leave(group, filled, "idle")
+        if urgent and self.returns.known:
+            until = self._until_returned(size, room, now, deadline, behind)
+        else:
+            oldest = min(item.enqueued_at for _, item in islice(waiting, count))
+            deadline = min(deadline, oldest + self.policy.max_batch_delay_s)
+            if now >= deadline:
+                return self._leave(group, filled, "deadline")
+            arrivals = group.online if urgent else group.offline
+            until = self._until_next(arrivals, size, now, deadline)
+        if until is None:
+            return self._leave(group, filled, "idle")
         if draining:
-            return self._leave(waiting, filled, "drain")
-        return Hold(min(deadline, now + max(gap * 2, HOLD_MIN_S)))
+            return self._leave(group, filled, "drain")
+        return Hold(until)
+
+    def _until_next(
+        self, arrivals: Arrivals, size: int, now: float, deadline: float
+    ) -> float | None:
+        """Return until when `size` items should wait for one that comes at random, if at all."""
+        gap = arrivals.expected_s(now)
+        if gap is None or gap > deadline - now or size * gap >= self.latency_model.fixed_s:
+            return None
+        return min(deadline, now + max(gap * 2, HOLD_MIN_S))
+
+    def _until_returned(
+        self, size: int, room: int, now: float, deadline: float, behind: int
+    ) -> float | None:
+        """Return until when `size` items should wait for callers that come back, if at all."""
+        expected = self.returns.expected(now, behind)
+        if expected is None or self._counts[-1]:
+            return None  # while offline items wait, they use the device
+        callers, first_at, last_at, late_at = expected
+        # They come evenly between the first and the last one.
+        spread_s = last_at - first_at
+        joining = min(callers, room, self.policy.max_batch_size - size)
+        here_at = first_at + max(0.0, spread_s) * joining / callers
+        if here_at > deadline:
+            joining = int(callers * (deadline - first_at) / spread_s) if spread_s > 0 else 0
+            here_at = deadline
+        times = self._times(size, min(callers, self.policy.max_batch_size), size + joining)
+        if joining < 1 or times is None:
+            return None
+        first_s, second_s, together_s = times
+        part = (size + joining) / (size + callers)
+        if here_at - now >= part * (first_s + second_s) - together_s:
+            return None
+        return min(deadline, max(late_at, now + HOLD_MIN_S))
+
+    def _times(self, *sizes: int) -> list[float] | None:
+        """Return the seconds of batches of these sizes; None while unknown."""
+        allowed = self.policy.sizes
+        run_as = [next((step for step in allowed if step >= size), size) for size in sizes]
+        line, usual_s = self.latency_model.line, self.latency_model.usual_s
+        if line is not None:
+            fixed_s, item_s = line
+            return [fixed_s + item_s * size for size in run_as]
+        alike = bool(allowed) and len(set(run_as)) == 1
+        return [usual_s] * len(sizes) if alike or self._left % TRIAL_EVERY == 0 else None
 
     def _fitting(self, row: Row[ItemT], count: int) -> tuple[int, Reason | None]:
         """Return how many of the first `count` items fit into a batch, and what limits them."""
@@ -435,7 +516,9 @@ class Batcher(Generic[ItemT]):
             return min(items_max, size + more)
         return max(allowed for allowed in sizes if allowed <= runs_as + more)
 
-    def _leave(self, row: Row[ItemT], size: int, reason: Reason) -> Leave[ItemT]:
+    def _leave(self, group: KeyQueue[ItemT], size: int, reason: Reason) -> Leave[ItemT]:
+        row, self._opened_at = group.waiting, None
+        self._left += 1
         self._since_overdue = 0 if row[0][0][0] == FIRST else self._since_overdue + size
         items = [row.popleft()[1] for _ in range(size)]
         if size == self._length:  # as usual

@@ -13,8 +13,11 @@ from typing import Final
 
 #: The weight that earlier batches keep with each new batch.
 MEMORY: Final = 0.95
-#: With less variance of batch sizes, the slope cannot be separated from the constant.
-MIN_VARIANCE: Final = 0.25
+#: With less variance of batch sizes, the slope cannot be separated from the constant. Two clients
+#: whose jobs run together in one batch of eight have 0.1.
+MIN_VARIANCE: Final = 0.04
+#: For so many batches of one size, the slope counts that was known before.
+SLOPE_BATCHES: Final = 500
 #: The share of its time that a batch may wait for jobs that are known to come.
 KNOWN_SHARE: Final = 0.02
 #: How many full batches must run before a larger batch is tried; doubled after each failure.
@@ -39,6 +42,8 @@ class LatencyModel:
     size2: float = 0.0
     time: float = 0.0
     size_time: float = 0.0
+    _slope: float | None = None
+    _slope_age: int = 0
 
     def add(self, size: int, seconds: float) -> None:
         """Add a batch that has run."""
@@ -47,19 +52,23 @@ class LatencyModel:
             ("time", seconds), ("size_time", size * seconds),
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) * MEMORY + value)
+        mean = self.size / self.weight
+        variance = self.size2 / self.weight - mean * mean
+        if variance >= MIN_VARIANCE:
+            covariance = self.size_time / self.weight - mean * self.time / self.weight
+            self._slope, self._slope_age = max(0.0, covariance / variance), 0
+            return
+        self._slope_age += 1
+        if self._slope_age > SLOPE_BATCHES:
+            self._slope = None
 
     @property
     def line(self) -> tuple[float, float] | None:
         """The fixed seconds of a batch, and the seconds per item; None while unknown."""
-        if not self.weight:
+        if self._slope is None:
             return None
-        mean = self.size / self.weight
-        variance = self.size2 / self.weight - mean * mean
-        if variance < MIN_VARIANCE:
-            return None
-        covariance = self.size_time / self.weight - mean * self.time / self.weight
-        slope = max(0.0, covariance / variance)
-        return max(0.0, self.time / self.weight - mean * slope), slope
+        fixed_s = (self.time - self._slope * self.size) / self.weight
+        return max(0.0, fixed_s), self._slope
 
     @property
     def fixed_s(self) -> float:

@@ -357,9 +357,10 @@ class Consumer:
             second = None
             if self._dispatcher.isolation.exclusive is None:
                 second = replica_for_second(model, self.models, now)
-            staged = model.next_batch(now) if second is not None else None
-            if second is not None and staged is not None:
-                self._run_batch(model, second, staged)
+            if second is not None:
+                staged = model.next_batch(now, behind=second.batch)
+                if staged is not None:
+                    self._run_batch(model, second, staged)
         for model in self.models:
             if ended := model.deadlines.take_ended():
                 self._leases.settle(model, ended)

@@ -157,6 +157,7 @@ class ReplicaFrames:
         if batch is None:
             return
         replica.jobs += len(batch.jobs)
+        model.batch_ended(batch, now)
         if frame.used is not None:
             batch.jobs[0].used = str(frame.used)
         self.finished.append(FinishedBatch(model, batch, frame, now))

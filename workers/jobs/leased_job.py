@@ -215,7 +215,12 @@ class Batch:
     @property
     def offline(self) -> bool:
         """Whether all of its jobs have the offline priority."""
-        return all(job.step == OFFLINE_STEP for job in self.jobs)
+        return not self.online
+
+    @property
+    def online(self) -> int:
+        """How many of its jobs have a better priority."""
+        return sum(job.step != OFFLINE_STEP for job in self.jobs)
 
     def wait(self, now: float, *, waits: bool) -> None:
         """Stop the clock of its timeout while its job waits, and let it go on then."""

@@ -343,18 +343,24 @@ class ServedModel:
         running = [replica.batch for replica in self.replicas if replica.batch is not None]
         return min((batch.started_at + usual_s - now for batch in running), default=0.0)
 
-    def next_batch(self, now: float, *, draining: bool = False) -> Batch | None:
-        """Return the batch that leaves now for an idle replica; None if none does."""
+    def next_batch(
+        self, now: float, *, draining: bool = False, behind: Batch | None = None
+    ) -> Batch | None:
+        """Return the batch that leaves now; None if none does.
+
+        It is for an idle replica, or is staged behind a running batch.
+        """
         if self.backlog.expected_step is not None and not draining and not self.continuous:
             self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
             if self.hold_until is not None:
                 return None
-        decision = self.batcher.decide(now, draining=draining)
+        running = behind.online if behind is not None else 0
+        decision = self.batcher.decide(now, draining=draining, behind=running)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
         batch = self._leave(decision.items, decision.reason, now)
-        return batch or self.next_batch(now, draining=draining)
+        return batch or self.next_batch(now, draining=draining, behind=behind)
 
     def isolated_batch(self, job: LeasedJob, now: float) -> Batch | None:
         """Return the batch of an isolated job that runs now; None if the job has ended."""
@@ -379,6 +385,10 @@ class ServedModel:
             jobs, reason, now, now + limit_s, free_at, now + START_WRITTEN_S,
             traced=self.claims.traced,
         )  # fmt: skip
+
+    def batch_ended(self, batch: Batch, now: float) -> None:
+        """Note that a batch has run, before it is settled: its callers may come back."""
+        self.batcher.batch_ended(batch.online, now)
 
     def batch_done(
         self, batch: Batch, result: Done, now: float

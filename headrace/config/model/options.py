@@ -142,7 +142,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             only when another model needs its room.
         weight: its share of the device's time, relative to the other models.
         max_batch_size: the most inputs of one batch.
-        max_batch_delay_ms: how long the oldest input may wait for a fuller batch, in milliseconds.
+        max_batch_delay_ms: how long a free device may wait for a fuller batch, in milliseconds,
+            from when the batch could have started.
         allowed_batch_sizes: the batch sizes of the model: a batch is filled up to the next size
             with copies of its last input. The largest is max_batch_size.
         max_batch_cost: the most that the inputs of a batch may cost together, in the unit of cost.

@@ -1,6 +1,8 @@
-"""The batch policy against a fixed window, as the simulated device has it."""
+"""The batch policy against a fixed window and full knowledge, as the simulated device has it."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -8,10 +10,13 @@ from benchmarks.batching.simulated_policy import (
     ARRIVALS,
     DEVICES,
     LOADS,
-    Device,
-    Simulation,
+    LOOPS,
+    best_rate,
     compare,
+    least_mean_ms,
+    loop,
 )
+from benchmarks.batching.simulation import Device, Simulation
 from workers.batching.batcher import Batcher
 
 #: By how much chance alone may put a percentile above the window's; there are few bursts in a run.
@@ -42,3 +47,42 @@ def test_a_full_queue_runs_in_full_batches_under_both() -> None:
     device = DEVICES[0]
     for found in compare(device, 1000, "lone", count=1600, seeds=1).values():
         assert found.batches <= 1600 / device.size + 1
+
+
+#: What the policy reaches of full knowledge, where it cannot know what full knowledge knows: the
+#: times of thought of each client, and arrivals at random.
+HARD = {
+    "20 ms, 10 clients, 3 ms of thought": 0.88,
+    "20 + 1 n ms, 4 clients and arrivals of 5 %": 0.82,
+    "20 + 1 n ms, 10 clients and arrivals of 5 %": 0.88,
+}
+#: Those in which the policy has nothing to decide are left out: batches are always full.
+TESTED = [name for name in LOOPS if not re.search(r"(16|32|64) clients|^10 n ms, [1248]", name)]
+#: Some of the seconds are needed to learn.
+SECONDS = 5
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_a_closed_loop_runs_almost_as_fast_as_with_full_knowledge(name: str) -> None:
+    case = LOOPS[name]
+    assert loop(case, Batcher, SECONDS).rate >= HARD.get(name, 0.95) * best_rate(case, SECONDS)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.95])
+def test_arrivals_at_random_run_almost_as_fast_as_with_full_knowledge(load: float) -> None:
+    device = DEVICES[0]
+    ours = compare(device, load, "lone", count=800, seeds=2)["policy"]
+    best_ms = least_mean_ms(device, load, "lone", count=800, seeds=2)
+    assert best_ms >= 0.95 * ours.mean_ms
+
+
+def test_a_device_without_a_fixed_time_is_never_left_idle_in_a_closed_loop() -> None:
+    case = LOOPS["10 n ms, 10 clients"]
+    ours = loop(case, Batcher, SECONDS)
+    assert ours.rate == pytest.approx(100, rel=0.03)
+    assert ours.percentile_ms(99) < 110
+
+
+def test_a_lone_client_is_as_fast_as_the_device() -> None:
+    ours = loop(LOOPS["20 ms, 1 clients"], Batcher, SECONDS)
+    assert ours.percentile_ms(99) < 21.5

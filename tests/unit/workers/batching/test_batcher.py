@@ -19,6 +19,7 @@ class Waiting:
     came_at: float = 0.0
     step: int = 0
     overdue_at: float = float("inf")
+    ready_at: float = 0.0
 
 
 def batcher(

@@ -23,6 +23,7 @@ class Waiting:
     isolated: bool = False
     cost: int = 0
     key: str | None = None
+    ready_at: float = 0.0
 
 
 def batcher(

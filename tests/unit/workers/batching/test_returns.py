@@ -1,0 +1,305 @@
+"""When a batch is held for the callers that come back after the end of the batch before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from workers.batching.batcher import TRIAL_EVERY, Batcher, BatchPolicy, Hold, Leave
+from workers.batching.estimates import SLOPE_BATCHES, LatencyModel
+from workers.batching.returns import SEEN_MIN, Returns
+
+BATCH_S = 0.020
+TRIP_S = 0.002
+DELAY_S = 0.005
+NEVER = float("inf")
+
+
+@dataclass(eq=False)
+class Waiting:
+    enqueued_at: float
+    step: int = 0
+    key: str | None = None
+    overdue_at: float = NEVER
+    isolated: bool = False
+    cost: int = 0
+
+    @property
+    def ready_at(self) -> float:
+        return self.enqueued_at
+
+
+def batcher(
+    *, fixed_s: float = BATCH_S, item_s: float = 0.0, delay_s: float = DELAY_S,
+    keyed: bool = False, sizes: tuple[int, ...] = (),
+) -> Batcher[Waiting]:  # fmt: skip
+    made: Batcher[Waiting] = Batcher(BatchPolicy(8, delay_s, keyed=keyed, sizes=sizes))
+    for _ in range(20):
+        for size in (1, 4):
+            made.latency_model.add(size, fixed_s + item_s * size)
+    return made
+
+
+def observed(
+    made: Batcher[Waiting], batches: int = 8, size: int = 4, back: int = 4, at: float = 0.0
+) -> float:
+    """Batches of `size` that end, of which `back` callers come back TRIP_S later; return the time.
+
+    The callers of the last one are to come back.
+    """
+    for _ in range(batches):
+        made.batch_ended(size, at)
+        for _ in range(back):
+            made.add(Waiting(at + TRIP_S))
+        made.take_all()
+        at += BATCH_S + TRIP_S
+    made.batch_ended(size, at)
+    return at
+
+
+def left(decision: Leave[Waiting] | Hold | None) -> Leave[Waiting]:
+    assert isinstance(decision, Leave)
+    return decision
+
+
+def held(decision: Leave[Waiting] | Hold | None) -> float:
+    assert isinstance(decision, Hold)
+    return decision.until
+
+
+def test_who_is_here_waits_for_the_callers_that_come_back() -> None:
+    made = batcher()
+    at = observed(made)
+    made.add(Waiting(at - 0.015))  # it came while the batch ran
+    assert at + TRIP_S <= held(made.decide(at)) <= at + DELAY_S
+    for _ in range(3):
+        made.add(Waiting(at + TRIP_S))
+        assert isinstance(made.decide(at + TRIP_S), Hold)
+    made.add(Waiting(at + TRIP_S))
+    assert len(left(made.decide(at + TRIP_S)).items) == 5, "nobody else is to come back"
+
+
+def test_nobody_is_held_without_evidence() -> None:
+    for made, at in (
+        (few := batcher(), observed(few, batches=SEEN_MIN - 2)),
+        (gone := batcher(), observed(gone, batches=20, back=1)),
+    ):
+        made.add(Waiting(at - 0.015))
+        assert left(made.decide(at)).reason in {"idle", "deadline"}
+
+
+def test_arrivals_that_do_not_follow_the_end_of_a_batch_are_no_callers() -> None:
+    returns = Returns()
+    for number in range(4000):
+        at = number * 0.001
+        if number % 20 == 0:
+            returns.batch_ended(4, at, DELAY_S, BATCH_S)
+        returns.arrived(at + 0.0005, at + 0.0005)
+    assert returns.seen > 100
+    assert not returns.known
+
+
+def test_jobs_that_were_claimed_late_do_not_count_as_callers() -> None:
+    """A worker that is not notified during a short batch sees them all after its end."""
+    returns = Returns()
+    for number in range(100):
+        at = number * 0.004
+        returns.batch_ended(4, at, DELAY_S, 0.004)
+        for part in range(4):
+            returns.arrived(at - 0.004 + part * 0.001, at + 0.0001)
+    assert not returns.known
+
+
+def test_the_delay_counts_from_when_the_batch_could_start_and_bounds_the_hold() -> None:
+    made = batcher(fixed_s=1.0, delay_s=0.05)
+    at = observed(made)
+    made.add(Waiting(at - 0.5))
+    first = held(made.decide(at))
+    assert first <= at + 0.05
+    made.add(Waiting(at + 0.001))
+    assert held(made.decide(at + 0.001)) <= at + 0.05
+    assert left(made.decide(at + 0.05)).reason == "deadline"
+
+
+def test_who_waited_for_chance_arrivals_is_bounded_by_its_own_age() -> None:
+    made = batcher(fixed_s=1.0, delay_s=0.05)
+    made.add(Waiting(9.98))
+    made.add(Waiting(9.99))
+    assert held(made.decide(10.0)) <= 9.98 + 0.05
+    assert left(made.decide(10.031)).reason == "deadline"
+
+
+def test_who_is_late_is_not_waited_for() -> None:
+    made = batcher(delay_s=0.1)
+    at = observed(made, batches=40)
+    made.add(Waiting(at))
+    until = held(made.decide(at))
+    assert until < at + 2 * TRIP_S
+    assert left(made.decide(until)).reason == "idle"
+
+
+def test_no_hold_if_the_time_of_a_batch_is_linear_in_its_size() -> None:
+    made = batcher(fixed_s=0.0, item_s=0.010)
+    at = observed(made)
+    made.add(Waiting(at))
+    assert left(made.decide(at)).reason == "idle"
+
+
+def test_no_hold_if_the_callers_take_longer_than_a_batch_saves() -> None:
+    made = batcher(fixed_s=TRIP_S / 2, item_s=0.010)
+    at = observed(made)
+    made.add(Waiting(at))
+    assert left(made.decide(at)).reason == "idle"
+
+
+def test_a_lone_caller_is_never_held() -> None:
+    made = batcher()
+    at = observed(made, size=1, back=1)
+    made.add(Waiting(at + TRIP_S))
+    assert left(made.decide(at + TRIP_S)).reason == "idle"
+
+
+def test_a_hold_that_leaves_most_callers_to_the_next_batch_does_not_pay() -> None:
+    made = batcher()
+    at = observed(made, size=8, back=8)
+    for _ in range(7):
+        made.add(Waiting(at))
+    assert left(made.decide(at)).reason == "idle", "one place is free, and eight come back"
+    made = batcher()
+    at = observed(made, size=8, back=8)
+    for _ in range(2):
+        made.add(Waiting(at))
+    assert isinstance(made.decide(at), Hold)
+
+
+def test_callers_that_go_to_other_workers_are_not_waited_for() -> None:
+    made = batcher(delay_s=0.1)
+    at = observed(made, batches=40, back=2)
+    expected = made.returns.expected(at)
+    assert expected is not None
+    assert expected.callers == 2
+    made.add(Waiting(at - 0.015))
+    assert isinstance(made.decide(at), Hold)
+    for _ in range(2):
+        made.add(Waiting(at + TRIP_S))
+    assert len(left(made.decide(at + TRIP_S)).items) == 3
+
+
+def test_the_callers_of_several_replicas_add_up() -> None:
+    made = batcher()
+    at = observed(made)
+    made.batch_ended(3, at + 0.0005)
+    expected = made.returns.expected(at + 0.0005)
+    assert expected is not None
+    assert expected.callers == 7
+
+
+def test_the_end_of_a_closed_loop_costs_few_holds() -> None:
+    made = batcher()
+    at = observed(made, batches=40)
+    holds = 0
+    for _ in range(40):
+        made.add(Waiting(at + 1.0))
+        holds += isinstance(made.decide(at + 1.0), Hold)
+        made.take_all()
+        at += 2.0
+        made.batch_ended(1, at)
+        made.add(Waiting(at))
+        holds += isinstance(made.decide(at), Hold)
+        made.take_all()
+    assert holds <= 8
+
+
+def test_a_key_that_is_held_keeps_no_other_back() -> None:
+    made = batcher(keyed=True)
+    at = observed(made)
+    one = Waiting(at, key="a")
+    made.add(one)
+    assert isinstance(made.decide(at), Hold)
+    for _ in range(8):
+        made.add(Waiting(at - 0.01, key="b"))
+    assert {item.key for item in left(made.decide(at)).items} == {"b"}
+    assert one in made.take_all()
+
+
+def test_batches_that_run_at_the_same_allowed_size_are_worth_a_whole_batch() -> None:
+    made: Batcher[Waiting] = Batcher(BatchPolicy(8, DELAY_S, sizes=(4, 8)))
+    for _ in range(20):
+        made.latency_model.add(4, BATCH_S)
+    assert made.latency_model.line is None
+    made._left = 1  # no trial
+    at = observed(made, size=2, back=2)
+    made.add(Waiting(at))
+    assert isinstance(made.decide(at), Hold)
+
+
+def test_a_trial_learns_the_times_where_all_batches_have_one_size() -> None:
+    made: Batcher[Waiting] = Batcher(BatchPolicy(8, DELAY_S))
+    for _ in range(20):
+        made.latency_model.add(1, BATCH_S)
+    at = observed(made, size=1, back=1)
+    trials = 0
+    for _ in range(2 * TRIAL_EVERY):
+        made.add(Waiting(at - 0.01))
+        trial = isinstance(made.decide(at), Hold)
+        trials += trial
+        made.add(Waiting(at + TRIP_S))
+        assert len(left(made.decide(at + TRIP_S)).items) == (2 if trial else 1)
+        at += BATCH_S
+        made.batch_ended(1, at)
+    assert 2 <= trials <= 5
+
+
+def test_a_batch_is_not_staged_if_the_callers_of_the_running_one_are_worth_the_wait() -> None:
+    made = batcher()
+    at = observed(made)
+    for _ in range(4):
+        made.add(Waiting(at + TRIP_S))
+    left(made.decide(at + TRIP_S))
+    made.add(Waiting(at + 0.01))
+    assert isinstance(made.decide(at + 0.021, behind=4), Hold)
+    assert made._opened_at is None, "the device is not free yet"
+    for _ in range(7):
+        made.add(Waiting(at + 0.021))
+    assert left(made.decide(at + 0.021, behind=4)).reason == "full"
+    unknown = batcher()
+    unknown.add(Waiting(at))
+    assert isinstance(unknown.decide(at, behind=4), Leave)
+
+
+def test_while_offline_jobs_wait_they_use_the_device() -> None:
+    made = batcher()
+    at = observed(made)
+    made.add(Waiting(at))
+    assert isinstance(made.decide(at), Hold)
+    made.add(Waiting(at, step=9))
+    assert left(made.decide(at)).reason == "idle"
+
+
+def test_a_worker_that_drains_waits_for_nobody() -> None:
+    made = batcher()
+    at = observed(made)
+    made.add(Waiting(at))
+    assert left(made.decide(at, draining=True)).reason == "drain"
+
+
+def test_without_a_delay_nobody_is_held() -> None:
+    made = batcher(delay_s=0.0)
+    at = observed(made)
+    made.add(Waiting(at))
+    assert left(made.decide(at)).reason == "deadline"
+
+
+def test_the_slope_is_kept_while_all_batches_have_one_size() -> None:
+    fit = LatencyModel()
+    for size in (1, 4) * 20:
+        fit.add(size, 0.020 + 0.001 * size)
+    for _ in range(SLOPE_BATCHES):
+        fit.add(4, 0.024)
+    assert fit.line is not None
+    assert fit.line[0] == pytest.approx(0.020)
+    assert fit.line[1] == pytest.approx(0.001)
+    for _ in range(SLOPE_BATCHES):
+        fit.add(4, 0.024)
+    assert fit.line is None, "it is measured anew"

@@ -38,8 +38,7 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.redis.keys import OFFLINE_STEP, STEPS
-from workers.batching.estimates import Arrivals, LatencyModel
-from workers.batching.returns import Returns
+from workers.batching.estimates import Arrivals, LatencyModel, Returns
 
 #: Why a batch left. full: it has `max_batch_size` items. cost: one more item would have exceeded
 #: `max_batch_cost`. deadline: the device has waited `max_batch_delay_s` for it. idle: the

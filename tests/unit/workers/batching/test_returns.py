@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from workers.batching.batcher import TRIAL_EVERY, Batcher, BatchPolicy, Hold, Leave
-from workers.batching.estimates import SLOPE_BATCHES, LatencyModel
-from workers.batching.returns import SEEN_MIN, Returns
+from workers.batching.estimates import SEEN_MIN, SLOPE_BATCHES, LatencyModel, Returns
 
 BATCH_S = 0.020
 TRIP_S = 0.002

@@ -45,7 +45,7 @@ def formatter(
 
     def add_fields(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         record = event["_record"]
-        event["logger"], event["_created"] = shown_logger(record.name), record.created
+        event["logger"] = shown_logger(record.name)
         _add_context(event)
         for name, value in fields.items():
             event.setdefault(name, value)
@@ -61,9 +61,15 @@ def formatter(
     remove = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[adder, structlog.stdlib.add_log_level, add_fields],
-        processors=[remove, structlog.processors.format_exc_info, *last],
+        processors=[_keep_time, remove, structlog.processors.format_exc_info, *last],
         keep_exc_info=False,
     )
+
+
+def _keep_time(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    # For the events of structlog's own loggers too: `foreign_pre_chain` does not see these.
+    event["_created"] = event["_record"].created
+    return event
 
 
 def shown(value: object) -> str:
@@ -112,7 +118,7 @@ def _for_people(_: WrappedLogger, __: str, event: EventDict) -> str:
     stamp = f"{moment:%Y-%m-%d %H:%M:%S.%f}"[:-3]
     level, logger = event.pop("level", "info").upper(), event.pop("logger", "")
     below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
-    text = printable(event.pop("event", ""))
+    text = printable(str(event.pop("event", "")))
     fields = " ".join(f"{name}={shown(event[name])}" for name in event if name not in HIDDEN)
     line = f"{stamp} {level:<7} {printable(logger)}: {text}" + (f"  {fields}" if fields else "")
     for one in below:

@@ -245,6 +245,8 @@ class Batcher(Generic[ItemT]):
         if group is None:
             group = self._remembered(key)
             if not item.isolated:
+                if not self._groups:
+                    self._opened_at = None  # the items that were held have gone without a batch
                 self._groups[key] = group
         if step == OFFLINE_STEP:
             group.offline.observe(at)

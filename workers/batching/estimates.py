@@ -269,7 +269,7 @@ class Returns:
         """
         self._expire(now)
         self._delay_s = delay_s
-        if size:
+        if size and delay_s:
             self._open.append(EndedBatch(now, size, now + max(delay_s, usual_s)))
 
     def arrived(self, enqueued_at: float, now: float) -> None:

@@ -119,10 +119,11 @@ class JobSpans:
         """End the spans of jobs that Redis has settled."""
         if self._jobs:
             for settlement in settlements:
-                failed = settlement.retried or settlement.state != State.SUCCEEDED
-                # The code alone: the text may contain a part of the input.
-                code = error_record(settlement).type if settlement.value else settlement.state
-                self._over(settlement.token, code if failed else "")
+                code = ""
+                if settlement.retried or settlement.state != State.SUCCEEDED:
+                    # The code alone: the text may contain a part of the input.
+                    code = error_record(settlement).type if settlement.value else settlement.state
+                self._over(settlement.token, code)
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """End the spans of jobs that were released."""

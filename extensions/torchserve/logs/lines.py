@@ -67,7 +67,7 @@ def log_line(event: MutableMapping[str, Any]) -> str:
     created, level = event.pop("_created"), event.pop("level", "info").upper()
     logger, part = event.pop("logger", ""), event.get("part", "")
     below = [str(event.pop(name)) for name in BELOW_THE_LINE if event.get(name)]
-    text = printable(event.pop("event", ""))
+    text = printable(str(event.pop("event", "")))
     if part in _OF_HANDLERS:
         thread, logger = f"W-{event.get('pid', 0)}-{event.pop('model', '')}-stdout", MODEL_LOG
     else:

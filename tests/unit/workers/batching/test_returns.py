@@ -79,6 +79,17 @@ def test_who_is_here_waits_for_the_callers_that_come_back() -> None:
     assert len(left(made.decide(at + TRIP_S)).items) == 5, "nobody else is to come back"
 
 
+def test_a_hold_whose_items_went_away_does_not_end_the_next_one() -> None:
+    made = batcher()
+    at = observed(made)
+    made.add(gone := Waiting(at - 0.015))
+    assert isinstance(made.decide(at), Hold)
+    made.remove(gone)
+    at = observed(made, at=at + 60)
+    made.add(Waiting(at - 0.015))
+    assert held(made.decide(at)) >= at + TRIP_S
+
+
 def test_nobody_is_held_without_evidence() -> None:
     for made, at in (
         (few := batcher(), observed(few, batches=SEEN_MIN - 2)),

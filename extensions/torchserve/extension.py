@@ -48,7 +48,7 @@ def _late(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
 
     def call(*arguments: Any) -> Any:
-        return getattr(import_module(f"extensions.torchserve.{module}"), name)(*arguments)
+        return getattr(import_module(f".{module}", __package__), name)(*arguments)
 
     return call
 

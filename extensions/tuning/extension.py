@@ -10,7 +10,7 @@ from headrace.config.extensions import Command, Extension
 
 def _command(name: str, function: str = "") -> Command:
     def load() -> Any:
-        return getattr(import_module(f"extensions.tuning.cli.{name}"), function or name)
+        return getattr(import_module(f".cli.{name}", __package__), function or name)
 
     return Command(load=load)
 

@@ -144,11 +144,17 @@ class Hold:
 
 @dataclass(slots=True)
 class KeyQueue(Generic[ItemT]):
-    """The waiting items with their numbers, and the arrivals of online and offline items."""
+    """The waiting items with their numbers, and the arrivals of online and offline items.
+
+    Attributes:
+        passed: the batch of another key has left while these items were held. They are not held
+            for callers again, as full batches of others could follow one another for ever.
+    """
 
     waiting: Row[ItemT] = field(default_factory=deque)
     online: Arrivals = field(default_factory=Arrivals)
     offline: Arrivals = field(default_factory=Arrivals)
+    passed: bool = False
 
     @property
     def urgent(self) -> int:
@@ -263,10 +269,11 @@ class Batcher(Generic[ItemT]):
     def batch_ended(self, online: int, now: float) -> None:
         """Note that a batch with so many online items has ended, whose callers may come back."""
         usual_s = self.latency_model.usual_s
-        self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
+        if self.policy.max_batch_size > 1 and self.policy.max_batch_delay_s:
+            self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
 
     def decide(
-        self, now: float, *, draining: bool = False, behind: int = 0
+        self, now: float, *, draining: bool = False, behind: int | None = None
     ) -> Leave[ItemT] | Hold | None:
         """Return what to do with a free device: run a batch, hold it back, or nothing (None).
 
@@ -279,14 +286,19 @@ class Batcher(Generic[ItemT]):
         if not self._groups:
             return None
         until: float | None = None
+        held: list[KeyQueue[ItemT]] = []
         for key in self._in_turn():
-            if until is not None and not self._groups[key].urgent:
+            group = self._groups[key]
+            if until is not None and not group.urgent:
                 break  # an offline batch would delay the one that is held
             decision = self._consider(key, now, draining, behind)
             if isinstance(decision, Leave):
-                if not self._groups[key].waiting:
+                for other in held:
+                    other.passed = True
+                if not group.waiting:
                     del self._groups[key]
                 return decision
+            held.append(group)
             until = decision.until if until is None else min(until, decision.until)
         return None if until is None else Hold(until)
 
@@ -362,6 +374,7 @@ class Batcher(Generic[ItemT]):
                 # If items wait in it, it stays in `_groups` until it is empty.
                 del self._known[next(iter(self._known))]
             group = self._known[key] = KeyQueue()
+        group.passed = False
         return group
 
     def _in_turn(self) -> list[str | None]:
@@ -394,7 +407,7 @@ class Batcher(Generic[ItemT]):
         row.appendleft(((FIRST, number[1]), item))
 
     def _consider(
-        self, key: str | None, now: float, draining: bool, behind: int = 0
+        self, key: str | None, now: float, draining: bool, behind: int | None
     ) -> Leave[ItemT] | Hold:
         group = self._groups[key]
         waiting, urgent = group.waiting, group.urgent
@@ -403,7 +416,7 @@ class Batcher(Generic[ItemT]):
         if bound is not None:
             return self._leave(group, size, bound)
         filled = self._filled(waiting, size) if urgent else size
-        if self._opened_at is None and not behind:
+        if self._opened_at is None and behind is None:
             self._opened_at = now
         opened_at = now if self._opened_at is None else self._opened_at
         deadline = opened_at + self.policy.max_batch_delay_s
@@ -414,7 +427,9 @@ class Batcher(Generic[ItemT]):
         if not room:
             return self._leave(group, filled, "idle")
         if urgent and self.returns.known:
-            until = self._until_returned(size, room, now, deadline, behind)
+            until = None
+            if not group.passed:
+                until = self._until_returned(size, room, now, deadline, behind or 0)
         else:
             oldest = min(item.enqueued_at for _, item in islice(waiting, count))
             deadline = min(deadline, oldest + self.policy.max_batch_delay_s)
@@ -518,7 +533,7 @@ class Batcher(Generic[ItemT]):
         return max(allowed for allowed in sizes if allowed <= runs_as + more)
 
     def _leave(self, group: KeyQueue[ItemT], size: int, reason: Reason) -> Leave[ItemT]:
-        row, self._opened_at = group.waiting, None
+        row, self._opened_at, group.passed = group.waiting, None, False
         self._left += 1
         self._since_overdue = 0 if row[0][0][0] == FIRST else self._since_overdue + size
         items = [row.popleft()[1] for _ in range(size)]

@@ -41,6 +41,8 @@ MEAN_WEIGHT: Final = 0.125
 DEVIATION_WEIGHT: Final = 0.25
 #: A caller is late after so many mean deviations; with 4, as TCP, one in fifty is.
 DEVIATIONS: Final = 6
+#: How many batches wait for their callers: a long one must not keep those after it.
+OPEN_MAX: Final = 64
 #: How many of the latest jobs count.
 RECENT: Final = 256
 
@@ -249,7 +251,7 @@ class Returns:
     last_s: float = 0.0
     deviation_s: float = 0.0
     _delay_s: float = 0.0
-    _open: deque[EndedBatch] = field(default_factory=deque)
+    _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
@@ -269,7 +271,7 @@ class Returns:
         """
         self._expire(now)
         self._delay_s = delay_s
-        if size and delay_s:
+        if size:
             self._open.append(EndedBatch(now, size, now + max(delay_s, usual_s)))
 
     def arrived(self, enqueued_at: float, now: float) -> None:

@@ -354,7 +354,7 @@ class ServedModel:
             self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
             if self.hold_until is not None:
                 return None
-        running = behind.online if behind is not None else 0
+        running = behind.online if behind is not None else None
         decision = self.batcher.decide(now, draining=draining, behind=running)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):

@@ -20,6 +20,15 @@ imports.install()
 from headrace.config.extensions import found
 assert {"openai", "runs", "top", "torchserve", "tuning"} <= set(found().extensions), found()
 assert "headrace._server.extensions.tuning.extension" in sys.modules
+for extension in found().extensions.values():
+    for load in (*(command.load for command in extension.commands.values()),
+                 *extension.exports.values()):
+        load()
+    for point in ("settings", "api", "workers", "handlers", "models", "server", "logs", "checks"):
+        if (load := getattr(extension, point)) is not None:
+            load()
+line = found().extensions["torchserve"].logs().line({"event": "x", "_created": 0.0})
+assert line.endswith("x"), line
 import extensions
 assert extensions.OWNER == "user"
 """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from workers.batching.batcher import TRIAL_EVERY, Batcher, BatchPolicy, Hold, Leave
-from workers.batching.estimates import SEEN_MIN, SLOPE_BATCHES, LatencyModel, Returns
+from workers.batching.estimates import OPEN_MAX, SEEN_MIN, SLOPE_BATCHES, LatencyModel, Returns
 
 BATCH_S = 0.020
 TRIP_S = 0.002
@@ -313,3 +313,47 @@ def test_the_slope_is_kept_while_all_batches_have_one_size() -> None:
     for _ in range(SLOPE_BATCHES):
         fit.add(4, 0.024)
     assert fit.line is None, "it is measured anew"
+
+
+@pytest.mark.parametrize("clients", [10, 12, 16])
+def test_full_batches_of_one_key_do_not_starve_another_that_is_held(clients: int) -> None:
+    """Clients of the key `a` come back after each batch; one of the key `b` came before them."""
+    made = batcher(keyed=True)
+    at = observed(made, batches=20, size=8, back=8)
+    made.take_all()
+    for _ in range(clients):
+        made.add(Waiting(at, key="a"))
+    made.add(lone := Waiting(at, key="b"))
+    for _ in range(10):
+        decision = made.decide(at)
+        came = 0
+        while not isinstance(decision, Leave):
+            assert came < 8, "it is held although all have come back"
+            made.add(Waiting(at := at + TRIP_S / 8, key="a"))
+            came += 1
+            decision = made.decide(at)
+        if lone in decision.items:
+            return
+        for _ in range(8 - came):
+            made.add(Waiting(at := at + TRIP_S / 8, key="a"))
+        at += BATCH_S
+        made.batch_ended(len(decision.items), at)
+    raise AssertionError("the other key never ran")
+
+
+def test_few_ended_batches_are_remembered_after_a_slow_one() -> None:
+    returns = Returns()
+    returns.batch_ended(4, 0.0, DELAY_S, usual_s=30)
+    for number in range(1000):
+        returns.batch_ended(4, number * 0.005, DELAY_S, usual_s=0.005)
+    assert len(returns._open) <= OPEN_MAX
+
+
+def test_the_delay_does_not_count_while_an_offline_batch_runs() -> None:
+    made = batcher()
+    at = observed(made)
+    made.add(Waiting(at))
+    made.decide(at, behind=0)
+    later = at + DELAY_S
+    made.batch_ended(4, later)
+    assert isinstance(made.decide(later), Hold)

@@ -37,13 +37,18 @@ _NO_PATH: Final = frozenset({".", ".."})
 _SHOWN_MAX_CHARS: Final = 128
 #: The variant of RFC 9562 and two random bits, by a random hexadecimal digit.
 _VARIANT: Final = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
-#: How many ids are drawn at once where their number is not known: each draw is a system call.
-_DRAWN: Final = 64
+#: Random parts of ids to come. Each draw is a system call, so many are drawn at once.
+_drawn: Final[list[str]] = []
+_DRAWN_MAX: Final = 64
+# Without this, parent and child would make the same ids.
+os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def new_id() -> str:
     """Return a new job id: a uuid7 (RFC 9562, 5.7), sorted by its millisecond."""
-    return new_ids(1)[0]
+    if not _drawn:
+        _drawn.extend(_random_parts(_DRAWN_MAX))
+    return _begin() + _drawn.pop()
 
 
 def new_ids(count: int) -> list[str]:
@@ -56,7 +61,7 @@ def ids_on_demand() -> Iterator[str]:
     """Yield new ids with the time of the first one."""
     begin = _begin()
     while True:
-        for random in _random_parts(_DRAWN):
+        for random in _random_parts(_DRAWN_MAX):
             yield begin + random
 
 

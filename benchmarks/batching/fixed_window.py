@@ -22,7 +22,7 @@ class FixedWindow(Batcher[ItemT]):
 
     @override
     def _consider(
-        self, key: str | None, now: float, draining: bool, behind: int = 0
+        self, key: str | None, now: float, draining: bool, behind: int | None
     ) -> Leave[ItemT] | Hold:
         group = self._groups[key]
         waiting = group.waiting

@@ -25,7 +25,7 @@ class _Worthwhile(KnowsFuture):
 
     @override
     def _consider(
-        self, key: str | None, now: float, draining: bool, behind: int = 0
+        self, key: str | None, now: float, draining: bool, behind: int | None
     ) -> Leave[Item] | Hold:
         group = self._groups[key]
         size, bound = self._fitting(group.waiting, group.urgent or len(group.waiting))

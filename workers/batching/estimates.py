@@ -7,6 +7,7 @@ because what used the memory may be gone.
 
 from __future__ import annotations
 
+from bisect import bisect, insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -252,7 +253,8 @@ class Returns:
     deviation_s: float = 0.0
     _delay_s: float = 0.0
     _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
-    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    #: When the latest jobs were enqueued, sorted.
+    _recent: list[float] = field(default_factory=list)
 
     @property
     def late_s(self) -> float:
@@ -277,7 +279,9 @@ class Returns:
     def arrived(self, enqueued_at: float, now: float) -> None:
         """Note a new job, which is here since `now`."""
         self._expire(now)
-        self._recent.append(enqueued_at)
+        insort(self._recent, enqueued_at)
+        if len(self._recent) > RECENT:
+            del self._recent[0]
         for batch in reversed(self._open):
             if batch.ended_at < enqueued_at:
                 if not batch.came:
@@ -319,8 +323,8 @@ class Returns:
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
         within_s = self.late_s or self._delay_s
-        after = sum(at < enqueued <= at + within_s for enqueued in self._recent)
-        before = sum(at - within_s < enqueued <= at for enqueued in self._recent)
+        first, middle, end = (bisect(self._recent, at + by) for by in (-within_s, 0, within_s))
+        before, after = middle - first, end - middle
         self.seen += 1
         sample = (min(after, size) - min(before, size)) / size
         self.share += max(SHARE_WEIGHT, 1 / self.seen) * (sample - self.share)

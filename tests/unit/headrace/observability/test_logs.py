@@ -97,7 +97,7 @@ def test_no_text_makes_a_line_of_its_own(shape: str) -> None:
 @pytest.mark.parametrize("shape", ["console", "json", "torchserve"])
 @pytest.mark.parametrize("event", ["gone", {"x": 1}])
 def test_a_line_of_structlogs_own_loggers(shape: str, event: object) -> None:
-    record = logging.LogRecord("mine", logging.INFO, "", 1, {"event": event}, (), None)  # type: ignore[arg-type]
+    record = logging.LogRecord("mine", logging.INFO, "", 1, {"event": event}, (), None)
     # As `ProcessorFormatter.wrap_for_formatter` leaves them, for handlers that use structlog.
     vars(record).update(_logger=logging.getLogger("mine"), _name="info")
     line = formatter(shape, {"part": "worker"}, allowed=frozenset(logs.FIELDS)).format(record)

@@ -10,7 +10,6 @@ when an item of the newest batch was dropped. Without `overlap` its verbs run in
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,13 +17,14 @@ from types import FrameType
 from typing import Any
 
 from headrace.handler import Context, Handler
+from workers.model_process.reports.stacks import frames_of_threads
 
 POLL_S = 0.01
 
 
 def dropped() -> list[int]:
     """How many items of each batch this process has been told to drop, as its reader knows."""
-    for frame in sys._current_frames().values():
+    for frame in frames_of_threads().values():
         at: FrameType | None = frame
         while at is not None and at.f_code.co_name != "_read":
             at = at.f_back

@@ -6,6 +6,7 @@ are counted only if they used the CPU since the last sample.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import queue
@@ -53,11 +54,26 @@ def sample(seconds: float) -> Counter[Stack]:
     own, until = threading.get_ident(), time.monotonic() + seconds
     while time.monotonic() < until:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
+        for ident, frame in frames_of_threads().items():
             if ident != own and (stack := _stack(frame, ident, names.get(ident), cpu_s)):
                 counts[stack] += 1
         time.sleep(INTERVAL_S)
     return counts
+
+
+def frames_of_threads() -> dict[int, FrameType]:
+    """Return the frame of each thread.
+
+    The garbage collector rests meanwhile: in CPython before 3.12 it can run inside the call, which
+    holds a lock that the end of an object may need too (python/cpython#106883).
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _stack(

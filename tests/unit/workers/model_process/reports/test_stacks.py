@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import gc
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
+from types import FrameType
 from typing import Any
+
+import pytest
 
 from headrace.handler import Context, Handler
 from tests.harness.wait import wait_until
@@ -65,6 +70,22 @@ def test_idle_threads_do_not_count() -> None:
         enough.set()
         thread.join()
     assert not [stack for stack in found if stack[0] == "thread waits"]
+
+
+def test_the_collector_rests_while_frames_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython 3.11 would wait for itself for ever."""
+    enabled: list[bool] = []
+    frames = sys._current_frames
+
+    def noted() -> dict[int, FrameType]:
+        enabled.append(gc.isenabled())
+        return frames()
+
+    monkeypatch.setattr(sys, "_current_frames", noted)
+    stacks.sample(0.01)
+    assert enabled
+    assert not any(enabled)
+    assert gc.isenabled()
 
 
 def test_the_table_has_own_and_total_shares() -> None:

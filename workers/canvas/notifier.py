@@ -97,7 +97,7 @@ class CanvasNotifier:
 
     def begin(self, model: ServedModel) -> None:
         """Begin to send the callbacks that a model has pending."""
-        ends, orphaned = model.callbacks.take_work()
+        ends, orphaned = model.take_callback_work()
         for end in ends:
             self._thread.submit(_Task(partial(send_end, end), TaskOutcome(model, *end)))
         for entry in orphaned:
@@ -107,10 +107,8 @@ class CanvasNotifier:
         """Settle the jobs whose callbacks were sent since the last call."""
         for model, job, settlement in self._thread.take_results():
             if job is None or settlement is None:
-                model.callbacks.orphaned_pending -= 1
-                continue
-            model.callbacks.notifying.pop(job.token, None)
-            if model.holds(job):
+                model.orphaned_end_handled()
+            elif model.callbacks_sent(job):
                 leases.settle(model, [settlement])
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ def _info(state: Any, model: ServedModel, job: LeasedJob, pid: int | None = None
         "worker_pid": pid,
         "delivery_info": {
             "exchange": "",
-            "routing_key": model.claims.queue_of(job),
+            "routing_key": model.queue_of(job),
             "redelivered": job.attempts > 1,
         },
     }
@@ -116,7 +116,7 @@ def _running_info(state: Any) -> list[dict[str, Any]]:
 
 def _prepared_info(state: Any) -> list[dict[str, Any]]:
     """Describe the jobs that are claimed and not running, which Celery calls reserved."""
-    held = [(model, job) for model in _models(state) for job in list(model.held.values())]
+    held = [(model, job) for model in _models(state) for job in list(model.held)]
     return [_info(state, model, job) for model, job in held if not job.dispatched_at]
 
 
@@ -151,8 +151,8 @@ def _queue_names(model: ServedModel) -> list[str]:
     A model has as many of these as it has versions, and most of them never have a job.
     """
     own, version = model.queues
-    closed = model.backlog.own_closed
-    return [*([] if closed else [own]), *([version] if closed or model.claims.versioned else [])]
+    closed = model.own_closed
+    return [*([] if closed else [own]), *([version] if closed or model.versioned else [])]
 
 
 def _stats(state: Any, **_: Any) -> dict[str, Any]:

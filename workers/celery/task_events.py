@@ -307,7 +307,7 @@ class EventPublisher:
                 continue
             if published is None:
                 # Not sampled until now; or refused, expired or postponed when it was claimed.
-                job = model.held.get(settlement.id)
+                job = model.held_job(settlement.id)
                 if job is None or not self._notable(model, job, settlement):
                     left_out += int(code) != POSTPONED
                     continue

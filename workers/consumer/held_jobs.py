@@ -168,7 +168,7 @@ class HeldJobs:
             return
         jobs = [job for job in batch.jobs if not job.dropped]
         if jobs and all(job.message is None or job.message.timeout_s is None for job in jobs):
-            limit_s = model.deadlines.timeout_s(jobs)
+            limit_s = model.timeout_s(jobs)
             batch.deadline = max(batch.deadline, time.monotonic() + limit_s)
 
     def _begun(self, replica: Replica, seq: int) -> Batch | None:

@@ -79,7 +79,7 @@ class Claimer:
     def claim_before_reading(self, now: float) -> None:
         """Claim at once the batch behind a claimed batch that will run as soon as it is read."""
         for model in self._models:
-            if not model.claims.unread or not model.whole_batch_unread:
+            if not model.unread or not model.whole_batch_unread:
                 continue
             if self._dispatcher.runs_at_once(model):
                 room = model.claim_request()
@@ -90,7 +90,7 @@ class Claimer:
     def read_claims(self, now: float) -> None:
         """Read the claimed jobs, and settle those that will not run."""
         for model in self._models:
-            if model.claims.unread:
+            if model.unread:
                 self._leases.settle(model, model.read_claims(now))
                 self._leases.move_misplaced(model)
 
@@ -98,7 +98,7 @@ class Claimer:
         """Read the claimed jobs, because `held` must be complete when Redis is back."""
         self.read_claims(now)
         for model in self._models:
-            model.backlog.connection_lost()
+            model.connection_lost()
 
     def _claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         # Without a connection a claim would be sent on reconnect, just before `release_owner`
@@ -230,7 +230,7 @@ class Consumer:
         """Claim and settle before anything else if no batch could be dispatched meanwhile."""
         if not self._leases.connected or self._stopping.is_set():
             return
-        if not any(model.claims.unread or model.prepared for model in self.models):
+        if not any(model.unread or model.prepared for model in self.models):
             self._settle(now, claims=True)
             self._claimer.claim(now)
             self._leases.flush(now)
@@ -274,7 +274,7 @@ class Consumer:
         self._held_jobs.write_progress_again()
         self._renew_at = self._sweep_at = now
         for model in self.models:
-            model.backlog.assume_waiting()
+            model.expect_jobs()
 
     def _try_to_connect(self, _: bool) -> None:
         try:
@@ -334,7 +334,7 @@ class Consumer:
             self._replica_manager.maintain(self.models, now, loads=loads)
         self._replica_manager.hold_back(self.models, now)
         for model in self.models:
-            model.deadlines.expire(now)
+            model.expire(now)
             for replica in list(model.replicas):
                 for batch in replica.running:
                     if now >= batch.start_due_at:
@@ -362,7 +362,7 @@ class Consumer:
                 if staged is not None:
                     self._run_batch(model, second, staged)
         for model in self.models:
-            if ended := model.deadlines.take_ended():
+            if ended := model.take_ended():
                 self._leases.settle(model, ended)
         self._isolate()
 
@@ -425,7 +425,7 @@ class Consumer:
 
     def _notified(self) -> None:
         for model, place in self._places(self._notifications.read_changes()):
-            model.backlog.assume_waiting([place])
+            model.notified(place)
         self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:
@@ -438,7 +438,7 @@ class Consumer:
             ]
             if wanted:
                 for model, place in self._places(self._notifications.watch(wanted)):
-                    model.backlog.missed(place)
+                    model.missed(place)
                 if self._read_cancels():
                     return 0.0
             held = self._dispatcher.isolation.holds_claims

@@ -82,7 +82,7 @@ class PayloadTransfer:
 
     def begin(self, model: ServedModel) -> None:
         """Begin the transfers that a model needs."""
-        fetches, results, ended = model.payloads.take_work()
+        fetches, results, ended = model.take_payload_work()
         for job in fetches:
             self._threads.submit(_Transfer(model, job, None, list(self._again_s)))
         for result in results:

@@ -145,7 +145,7 @@ class ReplicaFrames:
                 self._replica_manager.ready(model, replica, frame)
                 for observer in self._observers:
                     observer.loaded(model, replica, frame.load_s)
-                model.backlog.assume_waiting()
+                model.expect_jobs()
             case NotLoaded():
                 self._replica_manager.load_failed(model, replica, frame.error)
         self._replica_manager.report_due = True
@@ -168,7 +168,7 @@ class ReplicaFrames:
         if model.position is not None:
             unwatched = self._notifications.unwatched
             places = enumerate(PLACES, first_list(model.position))
-            model.backlog.guess([place for number, place in places if number in unwatched])
+            model.guess([place for number, place in places if number in unwatched])
 
     def _preempted(self, model: ServedModel, replica: Replica, seq: int, now: float) -> None:
         batch = replica.finished(seq, now)

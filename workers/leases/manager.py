@@ -195,10 +195,10 @@ class LeaseManager:
             known: dict[str, list[str]] = {}
             losses: dict[str, str] = {}
             for model in models:
-                model.backlog.end_claim()
+                model.claim_lost()
                 for queue in model.queues:
                     losses[queue] = self._losses(model)
-                    known.setdefault(queue, []).extend(job.token for job in model.held.values())
+                    known.setdefault(queue, []).extend(job.token for job in model.held)
             for queue, tokens in known.items():
                 self.send(
                     job_scripts.release_owner(queue, "free", losses[queue], self.owner, *tokens)
@@ -230,8 +230,8 @@ class LeaseManager:
             model.claim_answered(ClaimReply(reply), at, number)
 
         # After this wait the claim takes a job before better jobs; one such job at a time.
-        yield_us = 0 if model.batcher.overdue(now) else int(model.config.max_yield_s * US_PER_S)
-        for number, share in model.backlog.claim_sent(room, now):
+        yield_us = 0 if model.overdue(now) else int(model.config.max_yield_s * US_PER_S)
+        for number, share in model.claim_sent(room, now):
             queue = model.queues[number]
             if model.config.counts_tokens:
                 # In the same write, so that this claim takes the jobs that are next.
@@ -242,16 +242,16 @@ class LeaseManager:
                 job_index_max=self.settings.job_index_max, yield_us=yield_us,
                 failures_kept=self._kept,
             )  # fmt: skip
-            self._outbox.add(claim, partial(claimed, number), model.backlog.refused)
+            self._outbox.add(claim, partial(claimed, number), model.claim_refused)
 
     def settle(self, model: ServedModel, settlements: list[Settlement]) -> None:
         """End jobs, which stay held (and renewed) until Redis has replied.
 
         Jobs with callbacks are held back until these are sent.
         """
-        settlements = model.callbacks.hold_for_callbacks(settlements)
+        settlements = model.hold_for_callbacks(settlements)
         if settlements:
-            for queue, ended in model.claims.by_queue(settlements):
+            for queue, ended in model.by_queue(settlements):
                 self._settle(model, queue, ended)
 
     def _settle(self, model: ServedModel, queue: str, settlements: list[Settlement]) -> None:
@@ -299,7 +299,7 @@ class LeaseManager:
             runs: how the jobs ran, by token, if they had begun.
         """
         if jobs:
-            for queue, released in model.claims.by_queue(jobs):
+            for queue, released in model.by_queue(jobs):
                 losses, last_first = self._losses(model), released[::-1]
                 release = job_scripts.release(queue, mode, losses, last_first, how, traceback, runs)
                 self._release(model, last_first, release)
@@ -317,12 +317,12 @@ class LeaseManager:
 
     def move_misplaced(self, model: ServedModel) -> None:
         """Move jobs that ask for another version to the queue of that version, uncharged."""
-        jobs = model.claims.take_misplaced()
+        jobs = model.take_misplaced()
 
         def moved(group: list[LeasedJob], *_: Any) -> None:
             model.let_go(group)
 
-        for queue, claimed in model.claims.by_queue(jobs) if jobs else ():
+        for queue, claimed in model.by_queue(jobs) if jobs else ():
             by_version: dict[str, list[LeasedJob]] = {}
             for job in claimed:
                 version = job.message.version if job.message is not None else ""
@@ -352,19 +352,19 @@ class LeaseManager:
             if reply is None and model.take_out(job):
                 # Another program has removed it. The release ends the job.
                 self.release(model, [job], "free")
-            elif reply is not None and (ended := model.claims.message_read(job, reply)) is not None:
+            elif reply is not None and (ended := model.message_read(job, reply)) is not None:
                 self.settle(model, [ended])
             self.move_misplaced(model)
 
         def refused() -> None:
-            model.claims.message_read(job, None)
+            model.message_read(job, None)
 
-        queue = model.claims.queue_of(job)
+        queue = model.queue_of(job)
         self._outbox.add(("HGET", keys.held(queue), job.id), read, refused)
 
     def read_logs(self, model: ServedModel) -> None:
         """Read the logs of a generator's jobs, which wait for them."""
-        for job in model.claims.take_wanted_logs():
+        for job in model.take_wanted_logs():
             self._read_log(model, job, [])
 
     def _read_log(self, model: ServedModel, job: LeasedJob, entries: list[Any]) -> None:
@@ -373,13 +373,13 @@ class LeaseManager:
         def read(reply: Any, _now: float) -> None:
             entries.extend(job_scripts.read_entries(reply))
             if len(reply) < LOG_PAGE:
-                model.claims.log_read(job, entries)
-            elif job.token in model.claims.reading_logs:
+                model.log_read(job, entries)
+            elif model.waits_for_log(job):
                 self._read_log(model, job, entries)
 
         after = entries[-1][0] if entries else 0
         page = ("XRANGE", keys.pieces(job.id), f"{after + 1}-0", "+", "COUNT", LOG_PAGE)
-        self._outbox.add(page, read, partial(model.claims.log_read, job, ()), resend=True)
+        self._outbox.add(page, read, partial(model.log_read, job, ()), resend=True)
 
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
@@ -393,7 +393,7 @@ class LeaseManager:
             answered(jobs, reply)
 
         if model.held:
-            for queue, jobs in model.claims.by_queue(list(model.held.values())):
+            for queue, jobs in model.by_queue(list(model.held)):
                 renew = job_scripts.renew(queue, self._lease_us, jobs)
                 self._outbox.add(renew, partial(renewed, jobs), lambda: answered([], []))
 
@@ -419,7 +419,7 @@ class LeaseManager:
         own = model.queues[VERSION] if model is not None and queue == model.queue else ""
         sweep = queue_scripts.sweep(
             queue, reap_until_us=self._reap_clock.until_us(now), losses=losses,
-            orphaned_max=model.callbacks.orphaned_room if model is not None else 0, own=own,
+            orphaned_max=model.orphaned_room if model is not None else 0, own=own,
         )  # fmt: skip
         self._outbox.add(sweep, swept)
 
@@ -530,4 +530,4 @@ class LeaseManager:
             self.connection_lost(now, error)
 
     def _losses(self, model: ServedModel) -> str:
-        return model.retry_policy.loss_arguments(self.settings.max_deliveries, self._kept)
+        return model.losses(self.settings.max_deliveries, self._kept)

@@ -184,7 +184,7 @@ class ModelUpdates:
         It is served already, or it is the default one and another one has the model's own queue.
         """
         return any(
-            version_of(model) == version or (wanted.is_default and not model.backlog.own_closed)
+            version_of(model) == version or (wanted.is_default and not model.own_closed)
             for model in self._of(version[0], Life.SERVING)
         )
 
@@ -329,9 +329,9 @@ class ModelUpdates:
                     logger.info(text, version, extra={"model": name})
             case HandOver(model, owners):
                 for owner in owners:
-                    owner.backlog.set_own_closed(closed=True)
+                    owner.close_queue()
                     self._watch(owner)
-                model.backlog.set_own_closed(closed=False)
+                model.open_queue()
                 self._watch(model)
             case Scale(model, config):
                 self._scale(model, config)
@@ -349,7 +349,7 @@ class ModelUpdates:
         model = self._build(wanted.config, f"{name} {self._built}", stats)
         model.loads = wanted.loads
         model.load_mib = self.on_demand.load_mib((name, wanted.config.version))
-        model.backlog.set_own_closed(closed=True)
+        model.close_queue()
         model.life = Life.LOADING
         self._models.append(model)
         self._dispatcher.add(model)
@@ -361,8 +361,8 @@ class ModelUpdates:
 
     def _serve(self, model: ServedModel, predecessor: ServedModel | None) -> None:
         if predecessor is not None:
-            if not predecessor.backlog.own_closed:
-                model.backlog.set_own_closed(closed=False)
+            if not predecessor.own_closed:
+                model.open_queue()
             model.position, predecessor.position = predecessor.position, None
             self._retire(predecessor)
         model.life = Life.SERVING
@@ -393,9 +393,9 @@ class ModelUpdates:
             self.watching.append(model)
         self.watching[model.position] = model
         own, version = ([[name] for name in keys.step_keys(queue)] for queue in model.queues)
-        lists = [*(_NO_LISTS if model.backlog.own_closed else own), *version]
+        lists = [*(_NO_LISTS if model.own_closed else own), *version]
         self._notifications.set_lists(first_list(model.position), lists)
-        model.backlog.assume_waiting()
+        model.expect_jobs()
 
     def _unwatch(self, model: ServedModel) -> None:
         if model.position is not None:
@@ -422,7 +422,7 @@ class ModelUpdates:
         """Return what a retiring model has prepared, and forget the model when it holds nothing."""
         self._leases.release(model, model.release_prepared(), "free")
         self._replica_manager.drain_surplus(model, now)
-        if model.replicas or model.held or model.unfinished or model.backlog.claiming:
+        if model.replicas or model.held or model.unfinished or model.claiming:
             return
         if not model.stats.empty and not self._of(model.config.name, Life.SERVING):
             return  # the next report has its last counts

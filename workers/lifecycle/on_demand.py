@@ -347,4 +347,4 @@ def _queues_of(version: Version, *, is_default: bool) -> list[str]:
 
 def _has_jobs(model: ServedModel) -> bool:
     """Return whether a model has jobs, or jobs that it may get are known to wait."""
-    return bool(model.held or model.unfinished or model.backlog.claiming or model.backlog.jobs_wait)
+    return bool(model.held or model.unfinished or model.claiming or model.jobs_wait)

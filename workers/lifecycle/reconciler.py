@@ -158,7 +158,7 @@ def unfinished(present: Models, target: Target) -> bool:
         wanted = target.wanted.get(version_of(model))
         if model.life is not Life.SERVING or any(replica.surplus for replica in model.replicas):
             return True
-        if wanted is not None and wanted.is_default and model.backlog.own_closed:
+        if wanted is not None and wanted.is_default and model.own_closed:
             return True
     # A version that is served on because its successor could not be loaded is no work to do.
     served = {version_of(model) for model in present}
@@ -222,9 +222,9 @@ def _hand_over(model: ServedModel, target: Target, serving: Models) -> Action | 
     # A version whose options are wrong stays as it was, so two may be the default one.
     default = next((v for v, wanted in target.wanted.items() if wanted.is_default), None)
     version = version_of(model)
-    if version != default or not model.backlog.own_closed:
+    if version != default or not model.own_closed:
         return None
-    owners = [other for other in serving if not other.backlog.own_closed]
+    owners = [other for other in serving if not other.own_closed]
     if owners and not model.serving and (model.replicas or version in target.awaited):
         return None  # its first process still loads, here or in another worker
     return HandOver(model, owners)
@@ -235,7 +235,7 @@ def _retire(model: ServedModel, target: Target, _: Models) -> Action | None:
     version = version_of(model)
     if version in target.wanted:
         return None
-    ends = not target.wanted or version in target.dropped or model.backlog.own_closed
+    ends = not target.wanted or version in target.dropped or model.own_closed
     return Retire(model) if ends else None
 
 

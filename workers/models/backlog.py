@@ -122,15 +122,10 @@ class Backlog:
         return sum(queue.depth for queue in self.queues)
 
     @property
-    def jobs_wait(self) -> bool:
-        """Whether jobs are known to wait."""
+    def claimable(self) -> bool:
+        """Whether a claim could return jobs now."""
         own, version = self.queues
-        return any(own.waiting) or any(version.waiting)
-
-    @property
-    def own_closed(self) -> bool:
-        """Whether another served model claims from the model's own queue."""
-        return self.queues[OWN].closed
+        return not self.claiming and (any(own.waiting) or any(version.waiting))
 
     def fills(self, room: Sequence[int]) -> bool:
         """Return whether messages wait at a step for which there is room."""
@@ -268,9 +263,9 @@ class Backlog:
         if not self.queues[place.queue].closed:
             self.queues[place.queue].waiting[place.step] += 1
 
-    def set_own_closed(self, *, closed: bool) -> None:
-        """Close the own queue to claims, or open it; the next claim then finds what waits."""
-        queue = self.queues[OWN]
+    def set_closed(self, number: int, *, closed: bool) -> None:
+        """Close a queue to claims, or open it; the next claim then finds what waits."""
+        queue = self.queues[number]
         if queue.closed != closed:
             queue.closed = closed
             queue.waiting = [0] * _STEPS if closed else [1] * _STEPS

@@ -202,20 +202,6 @@ class Claims:
             return True
         return self.reading_logs.pop(job.token, None) is not None
 
-    def take_misplaced(self) -> list[LeasedJob]:
-        """Return the jobs that ask for another version, and must be moved to its queue."""
-        jobs, self.misplaced = self.misplaced, []
-        return jobs
-
-    def take_wanted_logs(self) -> list[LeasedJob]:
-        """Return the jobs whose logs must be read, since the last call."""
-        jobs, self.logs_wanted = self.logs_wanted, []
-        return jobs
-
-    def queue_of(self, claim: LeasedJob | Settlement) -> str:
-        """Return the name of the queue from which a job was claimed."""
-        return self._queues[self.queue_number(claim)]
-
     def queue_number(self, claim: LeasedJob | Settlement) -> int:
         """Return the number of the queue from which a job was claimed."""
         return VERSION if claim.token in self._of_version else OWN

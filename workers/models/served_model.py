@@ -1,22 +1,23 @@
 """What a worker holds of a model: its jobs, its batcher, its replicas and its limits.
 
 `ServedModel` decides and keeps the state. The consumer talks to Redis and to the model processes,
-and calls it for each event. What concerns a single part is for that part: the backlog, the claims,
-the batcher, the deadlines, or the payloads and callbacks that wait. What concerns several of them
-is a method here.
+and calls it for each event. Its parts are its own: the backlog, the claims, the batcher, the
+deadlines, and the payloads and callbacks that wait. Only its statistics and the history of its
+replicas are for others too.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Final
 
 from headrace.config.model.catalog import ModelConfig
 from headrace.observability.worker_report import ModelStats
+from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import OFFLINE_STEP, version_queue
 from headrace.redis.scripts.jobs import ClaimReply
@@ -28,11 +29,15 @@ from workers.jobs.leased_job import NEVER, START_WRITTEN_S, TIMED_OUT, Batch, Le
 from workers.jobs.settlement import NOT_RUN, RetryPolicy, Settlement, failed
 from workers.models.backlog import OWN, Backlog, Place
 from workers.models.held import (
+    C,
     Claims,
     Deadlines,
+    OrphanedEnd,
     PendingCallbacks,
     PendingPayloads,
+    PendingResult,
     TransferOutcome,
+    UnsentCallbacks,
     cancel,
 )
 from workers.models.settling import discarded, settle_batch
@@ -64,6 +69,8 @@ class Life(StrEnum):
 class ServedModel:
     """A model of a worker.
 
+    `pending_payloads` decides which results are stored as payloads; by default none is.
+
     Attributes:
         key: its name in this worker; that of the model, unless it serves another version or
             replaces a predecessor.
@@ -73,7 +80,6 @@ class ServedModel:
         update_error: why a newer configuration could not be loaded, with the traceback.
         position: its number among the notifications of the queues; None if it has none.
         queues: the names of its queues, as `Backlog` numbers them.
-        held: every job that this worker has leased for the model, by id.
         hold_until: until when the prepared jobs wait for others; None if they do not.
         free_since: since when the device is free for jobs that are held back; None without such.
         next_due_at: when the next delayed job joins the queue; NEVER if unknown.
@@ -89,7 +95,7 @@ class ServedModel:
         config: ModelConfig,
         max_retries: int,
         replicas: list[Replica],
-        payloads: PendingPayloads | None = None,
+        pending_payloads: PendingPayloads | None = None,
         *,
         key: str = "",
         stats: ModelStats | None = None,
@@ -107,7 +113,7 @@ class ServedModel:
         self.template = template or (replicas[0] if replicas else Replica({"device": "cpu"}, {}))
         device: str = self.template.init["device"]
         self.device = "cuda:0" if device == "cuda" else device
-        self.held: dict[str, LeasedJob] = {}
+        self._held: dict[str, LeasedJob] = {}
         self.hold_until: float | None = None
         self.free_since: float | None = None
         self.next_due_at = NEVER
@@ -120,13 +126,13 @@ class ServedModel:
         )
         sizes = tuple(config.allowed_batch_sizes or ())
         self._memory_limit = MemoryLimit(config.max_batch_size, sizes)
-        self.batcher: Batcher[LeasedJob] = Batcher(batch_policy(config))
-        self.backlog = Backlog(config.max_yield_s)
-        self.deadlines = Deadlines(config, self.batcher)
-        self.payloads = payloads or PendingPayloads()
-        self.callbacks = PendingCallbacks()
-        self.claims = Claims(
-            config, self.queues, self.held, self.batcher, self.payloads, self.callbacks,
+        self._batcher: Batcher[LeasedJob] = Batcher(batch_policy(config))
+        self._backlog = Backlog(config.max_yield_s)
+        self._deadlines = Deadlines(config, self._batcher)
+        self._pending_payloads = pending_payloads or PendingPayloads()
+        self._callbacks = PendingCallbacks()
+        self._claims = Claims(
+            config, self.queues, self._held, self._batcher, self._pending_payloads, self._callbacks,
             self._prepare,
         )  # fmt: skip
         self._input_cost = InputCost(config)
@@ -149,9 +155,18 @@ class ServedModel:
         )
         return sorted(lasting, key=lambda replica: replica.state is not Phase.READY)
 
+    @property
+    def held(self) -> Collection[LeasedJob]:
+        """Every job that this worker has leased for the model."""
+        return self._held.values()
+
+    def held_job(self, job_id: str) -> LeasedJob | None:
+        """Return the job of this id, if it is held."""
+        return self._held.get(job_id)
+
     def holds(self, job: LeasedJob) -> bool:
         """Return whether a job is held, and by this claim."""
-        return self.held.get(job.id) is job
+        return self._held.get(job.id) is job
 
     @property
     def idle(self) -> bool:
@@ -166,14 +181,32 @@ class ServedModel:
     @property
     def prepared(self) -> int:
         """How many jobs are in the batcher, ready to run."""
-        return len(self.batcher)
+        return len(self._batcher)
+
+    @property
+    def online(self) -> int:
+        """How many of them are online jobs."""
+        return self._batcher.online
+
+    def overdue(self, now: float) -> bool:
+        """Return whether a prepared job has waited too long."""
+        return self._batcher.overdue(now)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether a prepared job must run isolated."""
+        return self._batcher.isolated
+
+    def next_isolated(self, now: float) -> LeasedJob | None:
+        """Return the next isolated job, if any."""
+        return self._batcher.next_isolated(now)
 
     @property
     def unfinished(self) -> bool:
         """Whether it holds jobs outside model processes that must be settled or released."""
-        prepared = self.prepared or self.claims.unread or self.deadlines.ended
-        reading = self.claims.reading or self.payloads.in_transfer
-        return bool(prepared or reading or self.callbacks.notifying)
+        prepared = self.prepared or self._claims.unread or self._deadlines.ended
+        reading = self._claims.reading or self._pending_payloads.in_transfer
+        return bool(prepared or reading or self._callbacks.notifying)
 
     @property
     def wants_turn(self) -> bool:
@@ -185,48 +218,80 @@ class ServedModel:
     @property
     def waiting(self) -> int:
         """How many jobs are prepared, or waited in the queues at the last sweep."""
-        return self.prepared + self.backlog.depth
+        return self.prepared + self._backlog.depth
+
+    @property
+    def jobs_wait(self) -> bool:
+        """Whether jobs are known to wait in a queue."""
+        return any(any(queue.waiting) for queue in self._backlog.queues)
+
+    @property
+    def own_closed(self) -> bool:
+        """Whether another served model claims from the model's own queue."""
+        return self._backlog.queues[OWN].closed
+
+    def close_queue(self) -> None:
+        """Claim no more from the model's own queue: another served model does."""
+        self._backlog.set_closed(OWN, closed=True)
+
+    def open_queue(self) -> None:
+        """Claim from the model's own queue."""
+        self._backlog.set_closed(OWN, closed=False)
 
     def wants_notification(self, place: Place, now: float) -> bool:
         """Return whether the next change of a list should wake the worker."""
-        if not self.backlog.watches(place) or not self.serving or not self.room[place.step]:
+        if not self._backlog.watches(place) or not self.serving or not self.room[place.step]:
             return False
         # An online job must not wait for an offline batch that has not started.
-        offline_next = (
-            place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.batcher.online
-        )
+        offline_next = place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.online
         return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
+
+    def notified(self, place: Place) -> None:
+        """Note that a list has changed, so that a message may wait there."""
+        self._backlog.assume_waiting([place])
+
+    def missed(self, place: Place) -> None:
+        """Note that messages wait in a list, for which a guess would have been right."""
+        self._backlog.missed(place)
+
+    def expect_jobs(self) -> None:
+        """Assume that a message waits in each list; the next claim finds out."""
+        self._backlog.assume_waiting()
+
+    def guess(self, places: Sequence[Place]) -> None:
+        """Assume after a batch that new messages wait in these lists, if such guesses pay off."""
+        self._backlog.guess(places)
 
     @property
     def expects_online(self) -> bool:
         """Whether online jobs will come that an idle replica could run at once."""
         if not self.idle:
             return False
-        if self.backlog.claiming:
-            return self.backlog.online_awaited
-        return self.backlog.online and any(self.claim_request()[:-1])
+        if self._backlog.claiming:
+            return self._backlog.online_awaited
+        return self._backlog.online and any(self.claim_request()[:-1])
 
     def quiet_for(self, seconds: float, now: float) -> bool:
         """Return whether no online job came for so long, and none is known to come."""
-        known = self.backlog.online or self.backlog.online_awaited
-        return not known and now - self.batcher.online_at > seconds
+        known = self._backlog.online or self._backlog.online_awaited
+        return not known and now - self._batcher.online_at > seconds
 
     # Claims
 
     @property
     def room(self) -> list[int]:
         """How many more jobs of each step fit, counting those whose payloads are in transfer."""
-        room = self.batcher.room
+        room = self._batcher.room
         if self.continuous:
             ready = [replica for replica in self.replicas if replica.state is Phase.READY]
-            reading = len(self.claims.reading_logs)
+            reading = len(self._claims.reading_logs)
             free = sum(max(0, replica.room) for replica in ready) - reading
             offline = sum(max(0, replica.offline_room) for replica in ready) - reading
-            room = self.batcher.room_in(max(0, free))
-            room[-1] = self.batcher.room_in(max(0, offline))[-1]
-        if self.callbacks.full:
+            room = self._batcher.room_in(max(0, free))
+            room[-1] = self._batcher.room_in(max(0, offline))[-1]
+        if self._callbacks.full:
             return [0] * len(room)
-        payloads = self.payloads
+        payloads = self._pending_payloads
         return payloads.room_left(room) if payloads.in_transfer else room
 
     def claim_request(self) -> list[int]:
@@ -235,21 +300,26 @@ class ServedModel:
         A claim prepares at most one batch, or two if the model has batch keys. What is claimed
         beyond that would wait here while another worker is free.
         """
-        if self.backlog.claiming or not self.backlog.jobs_wait or not self.serving:
+        if not self._backlog.claimable or not self.serving:
             return []
         room = self.room
-        return room if self.backlog.fills(room) else []
+        return room if self._backlog.fills(room) else []
+
+    @property
+    def claiming(self) -> bool:
+        """Whether a claim was sent and not answered."""
+        return bool(self._backlog.claiming)
 
     @property
     def claims_better(self) -> bool:
         """Whether a claim would return better jobs than all that are prepared."""
-        batcher = self.batcher
-        return not batcher.online and (not len(batcher) or self.backlog.online)
+        batcher = self._batcher
+        return not batcher.online and (not len(batcher) or self._backlog.online)
 
     def whole_batch_waits(self, room: Sequence[int]) -> bool:
         """Return whether a whole batch is known to wait in Redis for this room."""
         size = self.batch_limit
-        return max(room, default=0) >= size <= self.backlog.fitting(room)
+        return max(room, default=0) >= size <= self._backlog.fitting(room)
 
     @property
     def whole_batch_unread(self) -> bool:
@@ -257,48 +327,147 @@ class ServedModel:
 
         This is known only for models without costs and keys.
         """
-        policy = self.batcher.policy
+        policy = self._batcher.policy
         bounded = policy.max_batch_cost is not None or policy.keyed
-        others = self.prepared or self.payloads.in_transfer
-        unread = sum(len(claim.jobs) for claim in self.claims.unread)
+        others = self.prepared or self.transferring
+        unread = sum(len(claim.jobs) for claim in self._claims.unread)
         return unread >= policy.max_batch_size and not bounded and not others
+
+    def claim_sent(self, room: Sequence[int], now: float) -> list[tuple[int, Sequence[int]]]:
+        """Note that a claim is sent; return the numbers of its queues, and the room of each."""
+        return self._backlog.claim_sent(room, now)
+
+    def claim_refused(self) -> None:
+        """Note that Redis has refused to claim from a queue."""
+        self._backlog.refused()
+
+    def claim_lost(self) -> None:
+        """Note that a claim never will be answered."""
+        self._backlog.end_claim()
+
+    def connection_lost(self) -> None:
+        """Expect no jobs until Redis is back."""
+        self._backlog.connection_lost()
 
     def claim_answered(self, reply: ClaimReply, now: float, number: int = OWN) -> None:
         """Keep the reply to a claim from one of its queues; `read_claims` reads its jobs."""
-        self.backlog.claim_answered(len(reply.jobs), reply.waiting, now, number)
-        self.claims.add(reply, number)
+        self._backlog.claim_answered(len(reply.jobs), reply.waiting, now, number)
+        self._claims.add(reply, number)
+
+    @property
+    def unread(self) -> bool:
+        """Whether claimed jobs have not been read."""
+        return bool(self._claims.unread)
 
     def read_claims(self, now: float) -> list[Settlement]:
         """Read the claimed jobs; return the settlements of those that will not run now.
 
         Withheld ones are read by `message_read`.
         """
-        ended = self.claims.read(now)
-        if not self.backlog.claiming:
-            self.claims.cancelled_tokens.clear()
+        ended = self._claims.read(now)
+        if not self._backlog.claiming:
+            self._claims.cancelled_tokens.clear()
         return ended
+
+    def take_misplaced(self) -> list[LeasedJob]:
+        """Return the jobs that ask for another version, and must be moved to its queue."""
+        jobs, self._claims.misplaced = self._claims.misplaced, []
+        return jobs
+
+    def begin_reading(self, job: LeasedJob) -> bool:
+        """Take a withheld job to read its message; return False if it does not wait here."""
+        return self._claims.begin_reading(job)
+
+    def message_read(self, job: LeasedJob, raw: bytes | None) -> Settlement | None:
+        """Note the message of a withheld job; return its settlement if it will not run now.
+
+        Without a message the job waits as before.
+        """
+        return self._claims.message_read(job, raw)
+
+    def take_wanted_logs(self) -> list[LeasedJob]:
+        """Return the jobs whose logs must be read, since the last call."""
+        jobs, self._claims.logs_wanted = self._claims.logs_wanted, []
+        return jobs
+
+    def waits_for_log(self, job: LeasedJob) -> bool:
+        """Return whether a job still waits for its log."""
+        return job.token in self._claims.reading_logs
+
+    def log_read(self, job: LeasedJob, entries: Sequence[tuple[int, bytes, bytes]]) -> None:
+        """Note the log of a generator's job, which then runs."""
+        self._claims.log_read(job, entries)
+
+    @property
+    def versioned(self) -> bool:
+        """Whether jobs were found in the queue of its version."""
+        return self._claims.versioned
+
+    def queue_of(self, job: LeasedJob) -> str:
+        """Return the name of the queue from which a job was claimed."""
+        return self.queues[self._claims.queue_number(job)]
+
+    def by_queue(self, claims: list[C]) -> list[tuple[str, list[C]]]:
+        """Return claims of jobs by the queues from which they came."""
+        return self._claims.by_queue(claims)
+
+    def losses(self, max_deliveries: int, kept: str) -> str:
+        """Return what happens to its lost jobs, as `RetryPolicy.loss_arguments` writes it."""
+        return self.retry_policy.loss_arguments(max_deliveries, kept)
 
     def is_prepared_soon(self, job: LeasedJob) -> bool:
         """Return whether the message, the input or the log of a job is being read."""
-        return job in self.claims.reading or job.token in self.payloads.in_transfer
+        return job in self._claims.reading or job.token in self._pending_payloads.in_transfer
 
     def _prepare(self, job: LeasedJob) -> None:
         if self._input_cost.needed:
             job.cost = self._input_cost.cost(job.input, job.content_type)
             job.key = self._input_cost.key(job.input, job.content_type)
-        if job.expires_at == NEVER or not self.deadlines.expires_too_soon(job, self.replicas):
+        if job.expires_at == NEVER or not self._deadlines.expires_too_soon(job, self.replicas):
             if self.continuous:
-                self.claims.want_log(job)
+                self._claims.want_log(job)
             else:
-                self.batcher.add(job)
+                self._batcher.add(job)
+
+    # Payloads and callbacks
+
+    def take_payload_work(self) -> tuple[list[LeasedJob], list[PendingResult], list[PayloadEntry]]:
+        """Return new work: inputs to fetch, results to store, payloads that may be deleted."""
+        return self._pending_payloads.take_work()
+
+    @property
+    def transferring(self) -> bool:
+        """Whether the payload of a job is being fetched or stored."""
+        return bool(self._pending_payloads.in_transfer)
+
+    def take_callback_work(self) -> tuple[list[UnsentCallbacks], list[OrphanedEnd]]:
+        """Return new callbacks to send: of jobs that have ended, and of orphaned ends."""
+        return self._callbacks.take_work()
+
+    def hold_for_callbacks(self, settlements: list[Settlement]) -> list[Settlement]:
+        """Keep the settlements that must wait for callbacks; return the others."""
+        return self._callbacks.hold_for_callbacks(settlements)
+
+    def awaits_callbacks(self, job: LeasedJob) -> bool:
+        """Return whether the callbacks of a job that has ended are being sent."""
+        return job.token in self._callbacks.notifying
+
+    @property
+    def orphaned_room(self) -> int:
+        """How many orphaned ends the next sweep may return."""
+        return self._callbacks.orphaned_room
+
+    def orphaned_end_handled(self) -> None:
+        """Note that the notifier has handled an orphaned end."""
+        self._callbacks.orphaned_pending -= 1
 
     def transfer_done(self, outcome: TransferOutcome) -> Settlement | None:
         """Take a fetched input, or return the settlement of a job whose transfer has ended."""
         job, body, result, error, retryable = outcome
-        self.payloads.in_transfer.pop(job.token, None)
+        self._pending_payloads.in_transfer.pop(job.token, None)
         if not self.holds(job):
             # The claim is over: another worker, or a newer claim, has the job.
-            self.payloads.let_go([job])
+            self._pending_payloads.let_go([job])
             return None
         if job.dropped and result is None:
             return None  # settled when it was cancelled
@@ -311,8 +480,13 @@ class ServedModel:
         if result is not None:
             return result.settlement
         if body is not None:
-            self.claims.input_read(job, body)
+            self._claims.input_read(job, body)
         return None
+
+    def callbacks_sent(self, job: LeasedJob) -> bool:
+        """Note that a job's callbacks were sent; return whether the job is still held."""
+        self._callbacks.notifying.pop(job.token, None)
+        return self.holds(job)
 
     # Batches
 
@@ -330,16 +504,28 @@ class ServedModel:
     def process_starts(self) -> None:
         """Note that a model process is started, which may be faster than the earlier ones."""
         self.lacks_memory = False
-        self.deadlines.least_time.clear()
+        self._deadlines.least_time.clear()
+
+    def timeout_s(self, jobs: Iterable[LeasedJob]) -> float:
+        """Return how long a batch of these jobs may run: the shortest of their timeouts."""
+        return self._deadlines.timeout_s(jobs)
+
+    def expire(self, now: float) -> None:
+        """End the prepared jobs that have expired."""
+        self._deadlines.expire(now)
+
+    def take_ended(self) -> list[Settlement]:
+        """Return the settlements of the jobs that could not begin in time."""
+        return self._deadlines.take_ended()
 
     @property
     def due_at(self) -> float:
         """When a job expires, or joins the queue after a delay."""
-        return min(self.deadlines.next_at, self.next_due_at)
+        return min(self._deadlines.next_at, self.next_due_at)
 
     def batch_ends_in_s(self, now: float) -> float:
         """Return in how many seconds the first running batch should end; 0 if none runs."""
-        usual_s = self.batcher.latency_model.usual_s or float("inf")
+        usual_s = self._batcher.latency_model.usual_s or float("inf")
         running = [replica.batch for replica in self.replicas if replica.batch is not None]
         return min((batch.started_at + usual_s - now for batch in running), default=0.0)
 
@@ -350,12 +536,12 @@ class ServedModel:
 
         It is for an idle replica, or is staged behind a running batch.
         """
-        if self.backlog.expected_step is not None and not draining and not self.continuous:
-            self.hold_until = self.backlog.hold_until(self.batcher, self.room, now)
+        if self._backlog.expected_step is not None and not draining and not self.continuous:
+            self.hold_until = self._backlog.hold_until(self._batcher, self.room, now)
             if self.hold_until is not None:
                 return None
         running = behind.online if behind is not None else None
-        decision = self.batcher.decide(now, draining=draining, behind=running)
+        decision = self._batcher.decide(now, draining=draining, behind=running)
         self.hold_until = decision.until if isinstance(decision, Hold) else None
         if not isinstance(decision, Leave):
             return None
@@ -364,18 +550,18 @@ class ServedModel:
 
     def isolated_batch(self, job: LeasedJob, now: float) -> Batch | None:
         """Return the batch of an isolated job that runs now; None if the job has ended."""
-        return self._leave([job], "alone", now) if self.batcher.take_isolated(job) else None
+        return self._leave([job], "alone", now) if self._batcher.take_isolated(job) else None
 
     def _leave(self, jobs: list[LeasedJob], reason: Reason, now: float) -> Batch | None:
         """Return the batch of jobs that leave the batcher; None if all of them ended instead."""
-        self.deadlines.unwatch(jobs)
-        limit_s = self.deadlines.timeout_s(jobs)
-        least_s = self.deadlines.least_time.at(now)
+        self._deadlines.unwatch(jobs)
+        limit_s = self._deadlines.timeout_s(jobs)
+        least_s = self._deadlines.least_time.at(now)
         if limit_s < least_s:
-            jobs = self.deadlines.keep_feasible(jobs, least_s)
+            jobs = self._deadlines.keep_feasible(jobs, least_s)
             if not jobs:
                 return None
-            limit_s = self.deadlines.timeout_s(jobs)
+            limit_s = self._deadlines.timeout_s(jobs)
         epoch = time.time()
         for job in jobs:
             job.dispatched_at, job.dispatched_epoch_s = now, epoch
@@ -383,12 +569,12 @@ class ServedModel:
         self.free_since = None
         return Batch(
             jobs, reason, now, now + limit_s, free_at, now + START_WRITTEN_S,
-            traced=self.claims.traced,
+            traced=self._claims.traced,
         )  # fmt: skip
 
     def batch_ended(self, batch: Batch, now: float) -> None:
         """Note that a batch has run, before it is settled: its callers may come back."""
-        self.batcher.batch_ended(batch.online, now)
+        self._batcher.batch_ended(batch.online, now)
 
     def batch_done(
         self, batch: Batch, result: Done, now: float
@@ -403,15 +589,15 @@ class ServedModel:
         if busy_ms := infer_ms + starved_ms:
             self.starved += NEWEST_WEIGHT * (starved_ms / busy_ms - self.starved)
         # The device ran the padding too.
-        self.batcher.latency_model.add(size + result.padding, now - batch.started_at)
-        self.deadlines.least_time.add(now - batch.started_at, now)
+        self._batcher.latency_model.add(size + result.padding, now - batch.started_at)
+        self._deadlines.least_time.add(now - batch.started_at, now)
         if batch.jobs[0].dropped == TIMED_OUT:
-            return [self.deadlines.timed_out(batch, now, killed=False)], []
-        if self.callbacks.linked:
-            self.callbacks.keep_results(batch.jobs, result.outcomes)
+            return [self._deadlines.timed_out(batch, now, killed=False)], []
+        if self._callbacks.linked:
+            self._callbacks.keep_results(batch.jobs, result.outcomes)
         began_at = batch.began_at(now, result.times) if batch.staged else batch.started_at
         ready, storing, waits = settle_batch(
-            batch, result, began_at, self.payloads, self.retry_policy, self.config.name
+            batch, result, began_at, self._pending_payloads, self.retry_policy, self.config.name
         )
         self.stats.observe_batch(
             size,
@@ -428,7 +614,7 @@ class ServedModel:
         """Learn that a batch of `size` ran, or that only `fits` of it fit into memory."""
         if self._memory_limit.observe(size, fits):
             limit = self._memory_limit.limit
-            self.batcher.policy = replace(self.batcher.policy, max_batch_size=limit)
+            self._batcher.policy = replace(self._batcher.policy, max_batch_size=limit)
             if fits:
                 logger.warning(
                     "out of memory with %d inputs; batches are limited to %d for now",
@@ -439,8 +625,8 @@ class ServedModel:
         """Note whether its handler is a generator: then no job waits for a batch."""
         self.continuous = continuous
         if continuous:
-            self.batcher.policy = replace(
-                self.batcher.policy, max_batch_size=1, max_batch_delay_s=0.0
+            self._batcher.policy = replace(
+                self._batcher.policy, max_batch_size=1, max_batch_delay_s=0.0
             )
 
     def let_leave(self, replica: Replica, batch: Batch, now: float) -> bool:
@@ -459,7 +645,7 @@ class ServedModel:
     def batch_timed_out(self, batch: Batch, now: float, trace: str) -> Settlement:
         """Return the settlement of a job that exceeded its timeout alone in this batch."""
         self.stats.left(batch.reason)
-        return self.deadlines.timed_out(batch, now, trace)
+        return self._deadlines.timed_out(batch, now, trace)
 
     def batch_returned(self, batch: Batch) -> list[Settlement]:
         """Put the jobs of a preempted batch back in front; return those that end instead."""
@@ -470,9 +656,9 @@ class ServedModel:
                 ended.append(cancel(job))
             elif job.dropped:
                 self.let_go([job])
-            elif not self.deadlines.expires_too_soon(job, self.replicas):
+            elif not self._deadlines.expires_too_soon(job, self.replicas):
                 waiting.append(job)
-        self.batcher.put_back(waiting)
+        self._batcher.put_back(waiting)
         return ended
 
     # Ends
@@ -482,7 +668,7 @@ class ServedModel:
 
         Its callbacks are unknown here, so its release ends it.
         """
-        job = self.held.get(job_id)
+        job = self._held.get(job_id)
         unread = job is not None and job.token == token and job.withheld and not job.dropped
         return job if job is not None and unread and self.take_out(job) else None
 
@@ -492,10 +678,10 @@ class ServedModel:
         If the job is dispatched, the model process gets a request to skip it. If that is too late,
         its result is discarded.
         """
-        job = self.held.get(job_id)
+        job = self._held.get(job_id)
         if job is None or job.token != token:
-            if self.backlog.claiming or self.claims.unread:
-                self.claims.cancelled_tokens.add(token)
+            if self._backlog.claiming or self._claims.unread:
+                self._claims.cancelled_tokens.add(token)
             return []
         if job.dropped:
             return []
@@ -527,41 +713,41 @@ class ServedModel:
         """Remove a job that is prepared, read or in transfer; return whether it was."""
         if job.dispatched_at:
             return False
-        if self.batcher.remove(job):
-            self.deadlines.unwatch([job])
+        if self._batcher.remove(job):
+            self._deadlines.unwatch([job])
             return True
-        if self.payloads.in_transfer.pop(job.token, None) is not None:
+        if self._pending_payloads.in_transfer.pop(job.token, None) is not None:
             return True
-        return self.claims.take_out(job)
+        return self._claims.take_out(job)
 
     def let_go(self, claims: Sequence[LeasedJob | Settlement]) -> None:
         """Hold these claims no more, which are over; newer claims of the same jobs stay held."""
-        held, linked = self.held, self.callbacks.linked
+        held, linked = self._held, self._callbacks.linked
         for claim in claims:
             job = held.get(claim.id)
             if job is not None and job.token == claim.token:
                 del held[claim.id]
             if linked:
                 linked.pop(claim.token, None)
-        self.claims.let_go(claims)
-        self.payloads.let_go(claims)
+        self._claims.let_go(claims)
+        self._pending_payloads.let_go(claims)
 
     def released(self, jobs: Sequence[LeasedJob]) -> None:
         """Hold these jobs no more, which are back in the queue."""
         for job in jobs:
-            self.backlog.returned(Place(self.claims.queue_number(job), STEP_PLACE[job.step]))
+            self._backlog.returned(Place(self._claims.queue_number(job), STEP_PLACE[job.step]))
         self.let_go(jobs)
 
     def release_prepared(self) -> list[LeasedJob]:
         """Empty the batcher; return its jobs for their release."""
-        jobs = self.batcher.take_all()
-        self.deadlines.unwatch(jobs)
+        jobs = self._batcher.take_all()
+        self._deadlines.unwatch(jobs)
         return jobs
 
     def release_all(self) -> list[LeasedJob]:
         """Return all jobs that are in no model process, for their release."""
-        transfers, notifying = self.payloads.in_transfer, self.callbacks.notifying
-        reading = [job for job in self.claims.reading if self.claims.take_out(job)]
+        transfers, notifying = self._pending_payloads.in_transfer, self._callbacks.notifying
+        reading = [job for job in self._claims.reading if self._claims.take_out(job)]
         return [*self.release_prepared(), *reading, *transfers.values(), *notifying.values()]
 
     def swept(self, queue: str, reply: SweepReply, now: float) -> None:
@@ -569,6 +755,6 @@ class ServedModel:
         if reply.due_in_us is not None:
             self.next_due_at = min(self.next_due_at, now + reply.due_in_us / US_PER_S)
         if queue in self.queues:
-            self.backlog.raise_waiting(reply.waiting, self.queues.index(queue))
+            self._backlog.raise_waiting(reply.waiting, self.queues.index(queue))
         if reply.orphaned:
-            self.callbacks.add_orphaned(queue, reply.orphaned)
+            self._callbacks.add_orphaned(queue, reply.orphaned)

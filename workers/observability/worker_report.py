@@ -100,7 +100,7 @@ def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:
     reported: dict[str, ServedModel] = {}
     for model in models:
         if model.life is Life.SERVING:
-            closed = model.backlog.own_closed
+            closed = model.own_closed
             reported[
                 model.queues[VERSION].removeprefix(keys.queue_name) if closed else model.config.name
             ] = model

@@ -107,20 +107,20 @@ def replica_for_second(
     A model of `models` that waits for the device runs first.
     """
     waiting = model.prepared
-    if not waiting or model.idle or model.batcher.isolated:
+    if not waiting or model.idle or model.isolated:
         return None
     replica = _takes_second(model)
     if replica is None:
         return None
     others = [other for other in models if other is not model and other.device == model.device]
-    online = model.batcher.online
+    online = model.online
     full = online and waiting >= model.batch_limit
     early = full and all(other.quiet_for(QUIET_S, now) for other in others)
     if not early and model.batch_ends_in_s(now) > preparation_s(model):
         return None
     if not online and not all(served.quiet_for(QUIET_S, now) for served in (model, *others)):
         return None
-    wanted = any(other.wants_turn and other.batcher.online for other in others)
+    wanted = any(other.wants_turn and other.online for other in others)
     return None if wanted else replica
 
 
@@ -206,9 +206,9 @@ class _Device:
         for name, model in self.models.items():
             if not model.wants_turn:
                 continue
-            if model.batcher.online:
+            if model.online:
                 online[name] = model
-            elif model.batcher.overdue(now):
+            elif model.overdue(now):
                 overdue[offline_turn(name)] = model
             else:
                 offline[offline_turn(name)] = model
@@ -228,10 +228,10 @@ class _Device:
         for name, other in self.models.items():
             if other is model or not other.wants_turn:
                 continue
-            if other.batcher.online:
+            if other.online:
                 shared.append(name)
             else:
-                (shared if other.batcher.overdue(now) else offline).append(offline_turn(name))
+                (shared if other.overdue(now) else offline).append(offline_turn(name))
         return shared, offline
 
 
@@ -284,8 +284,8 @@ class Dispatcher:
 
     def runs_at_once(self, model: ServedModel) -> bool:
         """Return whether a batch of the model would run now: no other model wants a turn."""
-        others = [o for o in self._device_of[model.key].models.values() if o is not model]
-        wanted = any(other.wants_turn or other.claims.unread for other in others)
+        others = self._device_of[model.key].models.values()
+        wanted = any(other.wants_turn or other.unread for other in others if other is not model)
         return not wanted and self.may_run(model)
 
     def should_preempt(self, model: ServedModel, staged: Batch, now: float) -> bool:
@@ -295,7 +295,7 @@ class Dispatcher:
         offline batch makes way for every online job, also of its own model, unless it is overdue.
         """
         yields = staged.offline and not is_overdue(staged, now)
-        if yields and model.batcher.online and not model.idle:
+        if yields and model.online and not model.idle:
             return True
         device, turn = self._device_of[model.key], turn_of(model, staged)
         if device.fair_queue.free:
@@ -303,7 +303,7 @@ class Dispatcher:
         used_s = self._used_s(turn, now)
         return any(
             other.wants_turn
-            and other.batcher.online
+            and other.online
             and (yields or device.fair_queue.behind(turn, other.key, used_s))
             for other in device.models.values()
             if other is not model
@@ -342,9 +342,9 @@ class Dispatcher:
     def _next_join(self, now: float) -> Dispatched | None:
         """Return the next job that joins those of a generator in their turn."""
         for model in self._models:
-            if not model.continuous or not model.prepared or model.batcher.isolated:
+            if not model.continuous or not model.prepared or model.isolated:
                 continue
-            offline = not model.batcher.online
+            offline = not model.online
             turns = [
                 turn
                 for turn in self._running
@@ -384,7 +384,7 @@ class Dispatcher:
     def _next_batch(
         self, model: ServedModel, now: float, draining: bool, claims: bool
     ) -> Batch | None:
-        if model.batcher.isolated:
+        if model.isolated:
             batch = self.isolation.next_batch(model, now, connected=claims)
             if batch is not None or self.isolation.holds(model):
                 model.hold_until = None

@@ -128,11 +128,11 @@ class Isolation:
         That is so until the job is settled, or its callbacks are sent, which can take long.
         """
         model, job = run.model, run.job
-        return model.holds(job) and job.token not in model.callbacks.notifying
+        return model.holds(job) and not model.awaits_callbacks(job)
 
     def _begin(self, run: IsolatedRun, now: float) -> Batch | None:
         job, model = run.job, run.model
-        if job.withheld and not run.reading and model.claims.begin_reading(job):
+        if job.withheld and not run.reading and model.begin_reading(job):
             run.reading = True
             self._unread.append(run)
         if model.is_prepared_soon(job):
@@ -162,7 +162,7 @@ class Isolation:
         if run.scope == IN_EITHER:
             if run.model.claim_request():
                 return  # what comes may be better
-            if run.model.batcher.next_isolated(now) is not run.job:
+            if run.model.next_isolated(now) is not run.job:
                 self._forget(run)
                 return
         self._send(run)
@@ -214,12 +214,12 @@ class Isolation:
         if run is None:
             return
         if run.reading:
-            run.model.claims.message_read(run.job, None)
+            run.model.message_read(run.job, None)
         if run.batch is None or run.ended or run.scope == ISOLATION_ENDS:
             self.exclusive = None
 
     def _request(self, model: ServedModel, now: float) -> None:
-        job = model.batcher.next_isolated(now)
+        job = model.next_isolated(now)
         if job is None or (job.exclusive and self._loading):
             return
         one_process = sum(model.config.replicas for model in self._models) == 1
@@ -255,11 +255,11 @@ class Isolation:
 
     @property
     def _claiming(self) -> bool:
-        return any(model.backlog.claiming or model.claims.unread for model in self._models)
+        return any(model.claiming or model.unread for model in self._models)
 
     @property
     def _transferring(self) -> bool:
-        return any(model.payloads.in_transfer for model in self._models)
+        return any(model.transferring for model in self._models)
 
     @property
     def _loading(self) -> bool:

@@ -73,12 +73,12 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
         id="a", token="1", message=None, created_us=0, enqueued_at=0, claimed_at=0, attempts=1,
         isolated=False, canvas=CANVAS, dispatched_at=1,
     )  # fmt: skip
-    model.held["a"] = job
-    model.callbacks.linked["1"] = job
+    model._held["a"] = job
+    model._callbacks.linked["1"] = job
     batch = Batch([job], "idle", 1, 60)
     result = Done(1, [[True, b"7", ""]], [1.0, 1.0, 1.0, 0.0])
     ended = model.batch_done(batch, result, 2)
-    assert model.callbacks.hold_for_callbacks(ended[0]) == []
+    assert model._callbacks.hold_for_callbacks(ended[0]) == []
     job.dropped = dropped
     broker, books = Broker(sends=sends), Books()
     with contextlib.closing(CanvasNotifier(lambda: cast(CanvasSender, broker))) as notifier:
@@ -87,4 +87,4 @@ def test_a_job_with_callbacks_is_settled_once_they_are_sent(
         notifier.deliver(cast(LeaseManager, books))
     assert broker.tries == (1 if sends else MALFORMED_TRIES + 1)
     assert [settled.state for settled in books.settled] == [state]
-    assert not model.callbacks.notifying
+    assert not model._callbacks.notifying

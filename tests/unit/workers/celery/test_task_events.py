@@ -80,7 +80,7 @@ class Desk:
             )  # fmt: skip
             for name, given in job.items():
                 setattr(claimed, name, given)
-            self.model.held[job_id] = claimed
+            self.model._held[job_id] = claimed
             jobs.append(claimed)
         return jobs
 

@@ -33,7 +33,7 @@ class Desk:
     breaks: bool = False
 
     def claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
-        model.backlog.claim_sent(room, now)
+        model._backlog.claim_sent(room, now)
         self.said.append(("claim", model.config.name, list(room)))
 
     def flush(self, now: float) -> None:
@@ -44,7 +44,7 @@ class Desk:
         self.said.append(("settle", [one.id for one in settlements]))
 
     def move_misplaced(self, model: ServedModel) -> None:
-        assert model.claims.take_misplaced() == []
+        assert model.take_misplaced() == []
 
 
 def served(name: str = "m", **options: Any) -> ServedModel:
@@ -61,7 +61,7 @@ def came(model: ServedModel, count: int, left: int = 0) -> None:
     for n in range(count):
         raw = write_message(f"j{n}", model.config.name, "q", b"1", timeout_s=60.0)
         flat += [raw, b"j%d" % n, b"t%d" % n, b"", b"1", b"", b"", b"0"]
-    model.backlog.claim_sent((), NOW)
+    model._backlog.claim_sent((), NOW)
     model.claim_answered(ClaimReply([b"1", b"%d" % left, b"0", b"0", b"0", 0, *flat]), NOW)
 
 
@@ -78,7 +78,7 @@ def test_the_next_batch_is_asked_for_before_the_one_that_came_is_read() -> None:
     came(one, SIZE, left=100)
     assert said([one], "claim_before_reading") == [("claim", "m", [SIZE] * 4), "flush"]
     assert said([one], "read_claims") == [("settle", [])]
-    assert len(one.batcher) == SIZE
+    assert len(one._batcher) == SIZE
     assert said([one], "claim") == [], "a claim is under way"
 
 
@@ -133,7 +133,7 @@ def test_nothing_more_is_asked_for_when_the_first_write_finds_redis_gone() -> No
     other.release_prepared()
     claims.claim_before_settling(NOW)
     assert [word for word in desk.said if word[0] == "claim"] == [("claim", "one", [SIZE] * 4)]
-    assert not other.backlog.claiming
+    assert not other._backlog.claiming
 
 
 def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> None:
@@ -142,7 +142,7 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
 
     def at_its_end(brings: int) -> bool:
         one.release_prepared()
-        one.backlog.guess([Place(OWN, 0)])
+        one._backlog.guess([Place(OWN, 0)])
         asked = bool(said([one], "claim"))
         if asked:
             came(one, brings)
@@ -150,14 +150,14 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
         return asked
 
     def lone_job() -> bool:
-        one.backlog.assume_waiting([Place(OWN, 0)])
+        one._backlog.assume_waiting([Place(OWN, 0)])
         assert said([one], "claim"), "it was told of"
         came(one, 1)
         one.read_claims(NOW)
         return at_its_end(brings=0)
 
     assert [lone_job() for _ in range(5)] == [True] * WRONG_MAX + [False] * 2
-    one.backlog.missed(Place(OWN, 0))
+    one._backlog.missed(Place(OWN, 0))
     assert said([one], "claim"), "a length says so"
     came(one, 1)
     one.read_claims(NOW)
@@ -168,11 +168,11 @@ def test_behind_lone_jobs_nothing_is_asked_for_until_a_look_has_found_some() -> 
 def test_a_cancel_told_before_the_answer_is_read_is_kept_until_then_and_no_longer() -> None:
     one = served()
     came(one, 2)
-    one.claims.cancelled_tokens |= {"t1", "of a job that was never ours"}
+    one._claims.cancelled_tokens |= {"t1", "of a job that was never ours"}
     assert said([one], "read_claims") == [("settle", ["j1"])]
-    assert not one.claims.cancelled_tokens
+    assert not one._claims.cancelled_tokens
     came(one, 1)
-    one.claims.cancelled_tokens.add("of the claim that is under way")
-    one.backlog.claim_sent((), NOW)
+    one._claims.cancelled_tokens.add("of the claim that is under way")
+    one._backlog.claim_sent((), NOW)
     one.read_claims(NOW)
-    assert one.claims.cancelled_tokens == {"of the claim that is under way"}
+    assert one._claims.cancelled_tokens == {"of the claim that is under way"}

@@ -51,8 +51,8 @@ class Desk:
     def renew(
         self, model: ServedModel, answered: Callable[[list[LeasedJob], list[Any]], None]
     ) -> None:
-        if model.held:
-            self.renewals.append((list(model.held.values()), answered))
+        if model._held:
+            self.renewals.append((list(model._held.values()), answered))
 
     def answer(self, *codes: int) -> None:
         jobs, answered = self.renewals.pop()
@@ -90,20 +90,20 @@ def told(*ids: str, model: str = "m") -> list[bytes]:
 def test_a_cancel_that_is_heard_before_the_claim_is_answered_is_not_lost(
     model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
-    model.backlog.claiming = True
+    model._backlog.claiming = True
     cancellation.read_cancels(told("b"))
     ended = claim(model, "a", "b")
     assert [(end.id, end.state) for end in ended] == [("b", "c")]
-    assert [job.id for job in model.batcher.take_all()] == ["a"]
+    assert [job.id for job in model._batcher.take_all()] == ["a"]
 
 
 def test_what_is_heard_of_others_jobs_is_passed_over(
     model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "a")
-    model.held["a"].token = "a newer one"
+    model._held["a"].token = "a newer one"
     cancellation.read_cancels([*told("a", "unknown"), *told("a", model="gone")])
-    assert (desk.settled, model.claims.cancelled_tokens, len(model.batcher)) == ([], set(), 1)
+    assert (desk.settled, model._claims.cancelled_tokens, len(model._batcher)) == ([], set(), 1)
 
 
 @pytest.mark.parametrize("body", [b"\xc1", b"\x01", b"\x92\xa1m\xa1a", b""])
@@ -124,22 +124,22 @@ def test_a_cancel_is_settled_once_however_often_it_is_heard(
     cancellation.renew(model)
     desk.answer(CANCEL_REQUESTED, RENEWED)
     assert [end.id for end in desk.settled] == ["a"]
-    assert [job.id for job in model.batcher.take_all()] == ["b"]
-    assert "a" in model.held, "until Redis has said that it knows"
+    assert [job.id for job in model._batcher.take_all()] == ["b"]
+    assert "a" in model._held, "until Redis has said that it knows"
 
 
 def test_what_a_renewal_shows_to_be_over_is_let_go_of(
     model: ServedModel, desk: Desk, cancellation: HeldJobs
 ) -> None:
     claim(model, "lost", "asked", "ours", "released")
-    released = model.held["released"]
-    assert model.batcher.remove(released)
-    assert not model.batcher.remove(released)
+    released = model._held["released"]
+    assert model._batcher.remove(released)
+    assert not model._batcher.remove(released)
     cancellation.renew(model)
     desk.answer(FENCED, CANCEL_REQUESTED, RENEWED, FENCED)
-    assert list(model.held) == ["asked", "ours", "released"]
+    assert list(model._held) == ["asked", "ours", "released"]
     assert [end.id for end in desk.settled] == ["asked"]
-    assert [job.id for job in model.batcher.take_all()] == ["ours"]
+    assert [job.id for job in model._batcher.take_all()] == ["ours"]
 
 
 def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
@@ -154,7 +154,7 @@ def test_after_a_pause_nothing_is_handed_over_until_the_leases_are_known(
     assert cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 1)
     desk.answer(FENCED, RENEWED)
     assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 2)
-    assert [job.id for job in model.batcher.take_all()] == ["b"]
+    assert [job.id for job in model._batcher.take_all()] == ["b"]
 
 
 def test_who_holds_nothing_is_in_no_doubt_and_an_outage_alone_causes_none(
@@ -181,7 +181,7 @@ def test_after_a_pause_that_has_cost_the_connection_the_leases_are_in_doubt_unti
     cancellation.renew(model)
     desk.answer(FENCED)
     assert not cancellation.leases_in_doubt(NOW + 2 * LEASE_S + 2)
-    assert not model.held
+    assert not model._held
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 from headrace.payloads.store import PayloadEntry
@@ -39,16 +38,16 @@ class FaultyStores:
 
 
 class Deletions:
-    """Payloads of a model with one to delete, each time that they are asked."""
+    """A model with a payload to delete, each time that it is asked."""
 
-    def take_work(self) -> tuple[list[Any], list[Any], list[PayloadEntry]]:
+    def take_payload_work(self) -> tuple[list[Any], list[Any], list[PayloadEntry]]:
         return [], [], [PayloadEntry("redis:a", "a", "m", "r")]
 
 
 def test_an_unexpected_error_ends_neither_sweeps_nor_deletions() -> None:
     stores: Any = FaultyStores()
     refs: Any = None
-    model: Any = SimpleNamespace(payloads=Deletions())
+    model: Any = Deletions()
     transfer = PayloadTransfer(stores, refs)
     try:
         transfer.sweep(0.0)

@@ -86,7 +86,7 @@ def answered(model: ServedModel, release: bool, answer: Any) -> list[Any]:
         cast(WorkerObserver, observer),
     )
     leases.connection_restored([model], NOW)
-    jobs = list(model.held.values())
+    jobs = list(model._held.values())
     if release:
         leases.release(model, jobs, "crash")
     else:
@@ -107,7 +107,7 @@ def claims(config: ModelConfig) -> list[tuple[str, str]]:
         cast(WorkerObserver, Observer()),
     )
     leases.connection_restored([model], NOW)
-    model.backlog.claim_answered(0, [9, 0, 0, 9], NOW)
+    model._backlog.claim_answered(0, [9, 0, 0, 9], NOW)
     leases.claim(model, [4, 4, 4, 4], NOW)
     leases.flush(NOW)
     names = {script(name).sha: name for name in NAMES}
@@ -151,14 +151,14 @@ def test_of_a_refused_call_nothing_stays_behind(
     model: ServedModel, release: bool, heard: Any
 ) -> None:
     assert answered(model, release, ResponseError("WRONGTYPE")) == [heard, heard]
-    assert not model.held
-    assert not model.payloads._entries
-    _, _, ended = model.payloads.take_work()
+    assert not model._held
+    assert not model._pending_payloads._entries
+    _, _, ended = model._pending_payloads.take_work()
     assert [entry.job_id for entry in ended] == ["a", "b"]
 
 
 def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(model: ServedModel) -> None:
-    job = model.held["a"]
+    job = model._held["a"]
     job.dropped = "cancelled"
     result = PendingResult(job, cancelled(job), PayloadEntry("redis:r", "a", "m", "r"), b"1", "")
     error = ResultNotStored("the store is full")

@@ -91,7 +91,7 @@ def served(config: ModelConfig, *, busy: int, waiting: int = 0) -> ServedModel:
     for replica in replicas[:busy]:
         replica.batch = batch()
     made = ServedModel(config, 0, replicas, template=Replica({"device": "cpu"}, {}))
-    made.backlog.raise_waiting([waiting, 0, 0, 0])
+    made._backlog.raise_waiting([waiting, 0, 0, 0])
     return made
 
 
@@ -108,10 +108,10 @@ def test_jobs_that_wait_here_and_in_redis_count() -> None:
     scaler, scaled = Autoscaler(), config()
     scaler.follow([scaled])
     model = served(scaled, busy=1, waiting=1)
-    model.batcher.add(job())
+    model._batcher.add(job())
     assert not check(scaler, model, 0, 1)
     assert number(scaler, scaled) == 1
-    model.batcher.add(job())
+    model._batcher.add(job())
     assert check(scaler, model, 2, 3)
     assert number(scaler, scaled) == 2
 

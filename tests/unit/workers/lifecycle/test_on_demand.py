@@ -62,7 +62,7 @@ class Site:
         replica.state, replica.jobs = Phase.READY, ran
         config = ModelConfig(name=name, handler="echo", load="on_demand")
         model = ServedModel(config, 0, [replica])
-        model.backlog.queues[0].waiting[0] = jobs
+        model._backlog.queues[0].waiting[0] = jobs
         self.models.append(model)
         return model
 

@@ -62,13 +62,13 @@ class Worker:
             case Serve(model, predecessor):
                 model.life = Life.SERVING
                 if predecessor is not None:
-                    if not predecessor.backlog.own_closed:
-                        model.backlog.set_own_closed(closed=False)
+                    if not predecessor.own_closed:
+                        model.open_queue()
                     predecessor.life = Life.RETIRING
             case HandOver(model, owners):
                 for owner in owners:
-                    owner.backlog.set_own_closed(closed=True)
-                model.backlog.set_own_closed(closed=False)
+                    owner.close_queue()
+                model.open_queue()
             case Scale(model, config):
                 model.config = config
             case Retire(model):
@@ -83,7 +83,7 @@ class Worker:
         replicas = [template.another() for _ in range(config.replicas)]
         model = ServedModel(config, 0, replicas, template=template)
         model.loads, model.life = action.wanted.loads, Life.LOADING
-        model.backlog.set_own_closed(closed=True)
+        model.close_queue()
         self.models.append(model)
         if action.serves:
             self._do(Serve(model, action.predecessor))
@@ -109,7 +109,7 @@ class Worker:
     def serving(self) -> dict[str, bool]:
         """The versions that serve, and whether each claims from the model's own queue."""
         serving = [model for model in self.models if model.life is Life.SERVING]
-        return {model.config.version: not model.backlog.own_closed for model in serving}
+        return {model.config.version: not model.own_closed for model in serving}
 
 
 def serving(version: str = "1", **options: Any) -> Worker:

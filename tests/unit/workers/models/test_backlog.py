@@ -32,14 +32,14 @@ def served(
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY)
     config = ModelConfig(name="m", handler="echo", max_batch_size=SIZE, **options)
     made = ServedModel(config, 0, [replica])
-    made.batcher.latency_model.add(SIZE, batch_s)
+    made._batcher.latency_model.add(SIZE, batch_s)
     flat: list[bytes] = []
     for n in range(taken):
         raw = write_message(f"j{n}", "m", "q", b"1", timeout_s=60.0)
         step = b"%d" % (steps[n] if steps else 0)
         # Submitted long ago: no delay of the policy is left.
         flat += [raw, b"j%d" % n, b"t%d" % n, b"1", b"1", b"", b"", step]
-    made.backlog.claim_sent([SIZE] * 4, NOW - TRIP_S)
+    made._backlog.claim_sent([SIZE] * 4, NOW - TRIP_S)
     lefts = [*left, 0, 0, 0, 0][:4]
     reply = [b"1000000000", *(b"%d" % some for some in lefts), 0, *flat]
     made.claim_answered(ClaimReply(reply), NOW)
@@ -56,7 +56,7 @@ def test_a_batch_that_the_claims_bytes_cut_is_held_until_the_next_claim_fills_it
     one = served(3, 9)
     assert one.next_batch(NOW) is None
     assert one.hold_until == pytest.approx(NOW + WORTH_S)
-    one.backlog.claim_sent(one.room, NOW)
+    one._backlog.claim_sent(one.room, NOW)
     last = ClaimReply([b"1", b"8", b"0", b"0", b"0", 0, *_row("last")])
     one.claim_answered(last, NOW + TRIP_S)
     one.read_claims(NOW + TRIP_S)
@@ -96,7 +96,7 @@ def test_a_saved_batch_may_be_worth_more_than_its_share() -> None:
     found = served(3, 9, batch_s=0.01)
     for _ in range(20):
         for count in (1, SIZE):
-            found.batcher.latency_model.add(count, 0.01)
+            found._batcher.latency_model.add(count, 0.01)
     assert found.next_batch(NOW) is None, "3 * 2 ms are less than the 10 ms that a batch costs"
 
 
@@ -107,7 +107,7 @@ def test_offline_jobs_wait_for_each_other_and_for_better_ones() -> None:
 
 def test_a_batch_is_held_while_the_claim_that_fills_it_is_pending() -> None:
     one = served(3, 9)
-    one.backlog.claim_sent(one.room, NOW)
+    one._backlog.claim_sent(one.room, NOW)
     assert one.next_batch(NOW) is None
 
 
@@ -123,14 +123,14 @@ def test_a_full_batch_leaves_whatever_is_still_to_come() -> None:
 def test_nobody_is_waited_for_without_redis_or_without_room() -> None:
     away = served(3, 9)
     assert away.next_batch(NOW) is None
-    away.backlog.connection_lost()
+    away._backlog.connection_lost()
     assert size(away.next_batch(NOW)) == 3
     full = served(3, 9)
-    assert full.backlog.hold_until(full.batcher, [0] * 4, NOW) is None
+    assert full._backlog.hold_until(full._batcher, [0] * 4, NOW) is None
 
 
 def test_of_a_paused_queue_nothing_is_known() -> None:
     found = served(3, 9)
-    found.backlog.claim_sent([SIZE] * 4, NOW)
-    found.backlog.claim_answered(0, [-1, 0, 0, 0], NOW)
+    found._backlog.claim_sent([SIZE] * 4, NOW)
+    found._backlog.claim_answered(0, [-1, 0, 0, 0], NOW)
     assert size(found.next_batch(NOW)) == 3

@@ -113,13 +113,13 @@ def test_without_an_estimate_every_timeout_is_tried() -> None:
 
 def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> None:
     model = model_with(("a", 0.3), ("b", 9), ("c", 0.31), ("d", 0.01))
-    model.deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
+    model._deadlines.least_time = seen(LEAST_BATCHES, 0.62, at=99)
     batch = model.next_batch(100)
     assert batch is not None
     assert [job.id for job in batch.jobs] == ["b", "c"]
     assert batch.deadline == 100.31
     # The model's own floor is what the last one would have been given.
-    ended = model.deadlines.take_ended()
+    ended = model._deadlines.take_ended()
     messages = [str(end.value) for end in ended]
     assert [(end.id, end.state) for end in ended] == [("a", "x"), ("d", "x")]
     assert "its timeout of 0.2 s" in messages[1]
@@ -127,10 +127,10 @@ def test_who_cannot_make_it_is_left_out_of_the_batch_and_of_its_deadline() -> No
 
 def test_a_model_with_which_nobody_can_make_it_has_no_batch() -> None:
     model = model_with(("a", 0.3), ("b", 0.3))
-    model.deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
+    model._deadlines.least_time = seen(LEAST_BATCHES, 5, at=99)
     assert model.next_batch(100) is None
     assert model.unfinished, "a worker that drains must not end before Redis knows"
-    assert [end.id for end in model.deadlines.take_ended()] == ["a", "b"]
+    assert [end.id for end in model._deadlines.take_ended()] == ["a", "b"]
     assert not model.unfinished
 
 

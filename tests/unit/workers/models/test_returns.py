@@ -28,7 +28,7 @@ def looping(step: int = 0) -> tuple[ServedModel, Batch, float]:
     replica = Replica({"device": "cpu"}, {}, state=Phase.READY, overlap=True)
     model = ServedModel(ModelConfig(name="m", handler="echo", max_batch_size=8), 0, [replica])
     for size in (1, 4) * 20:
-        model.batcher.latency_model.add(size, BATCH_S)
+        model._batcher.latency_model.add(size, BATCH_S)
     at = 1000.0
     for _ in range(8):
         batch = Batch([job(at, step) for _ in range(4)], "idle", at, at + 60)

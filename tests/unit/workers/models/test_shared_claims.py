@@ -87,10 +87,9 @@ def test_a_claim_is_over_when_both_queues_have_answered() -> None:
     one = backlog([9, 0, 0, 0], [9, 0, 0, 0])
     assert len(one.claim_sent(ROOM, NOW)) == 2
     one.claim_answered(4, [0] * 4, NOW + 1, OWN)
-    assert one.claiming
+    over = [one.claimable]
     one.claim_answered(3, [5, 0, 0, 0], NOW + 1, VERSION)
-    assert not one.claiming
-    assert one.jobs_wait
+    assert [*over, one.claimable] == [False, True]
     assert one.expected_step == 0, "7 of 8 came, and more are known to wait"
 
 

@@ -46,7 +46,7 @@ def served(name: str, *jobs: LeasedJob, replicas: int = 1) -> ServedModel:
     loaded = [Replica({"device": "cpu"}, {}, state=Phase.READY) for _ in range(replicas)]
     model = ServedModel(config, 0, loaded)
     for one in jobs:
-        model.batcher.add(one)
+        model._batcher.add(one)
     return model
 
 
@@ -123,9 +123,9 @@ def test_an_exclusive_job_waits_for_all_other_batches_and_holds_new_ones() -> No
     first, second = served("a", running), served("b")
     at = Dispatcher([first, second], slots=2)
     assert jobs_of(dispatch(at)) == [[running]]
-    second.batcher.add(suspect)
+    second._batcher.add(suspect)
     run = reserve(at)
-    first.batcher.add(later)
+    first._batcher.add(later)
     assert dispatch(at) == []
     assert at.isolation.take_requests() == [], "it is not marked while others run"
     assert not at.may_run(second)
@@ -165,7 +165,7 @@ def test_others_run_until_redis_has_reserved_the_host() -> None:
     at = Dispatcher([first, second], slots=2)
     assert jobs_of(dispatch(at)) == [[running]]
     first.replicas[0].batch = None
-    first.batcher.add(later)
+    first._batcher.add(later)
     assert jobs_of(dispatch(at)) == [[later]], "nothing waits for an answer that can be no"
     assert not at.isolation.holds_claims
     run = asked(at)
@@ -178,9 +178,9 @@ def test_an_exclusive_job_waits_for_transfers_and_claims_but_not_for_a_store_tha
     fetched, suspect, other = job(), job(exclusive=True), job()
     model = served("m", suspect)
     at = Dispatcher([model])
-    model.payloads.in_transfer[fetched.token] = fetched
+    model._pending_payloads.in_transfer[fetched.token] = fetched
     run = reserve(at)
-    model.batcher.add(other)
+    model._batcher.add(other)
     assert dispatch(at) == []
     assert at.isolation.take_requests() == []
     assert dispatch(at, now=NOW + TRANSFERS_MAX_S) == []
@@ -188,13 +188,13 @@ def test_an_exclusive_job_waits_for_transfers_and_claims_but_not_for_a_store_tha
     at.isolation.answered(run, ISOLATED, NOW + TRANSFERS_MAX_S)
     assert jobs_of(dispatch(at, now=NOW + TRANSFERS_MAX_S)) == [[other]]
     model.replicas[0].batch = None
-    model.payloads.in_transfer.clear()
+    model._pending_payloads.in_transfer.clear()
     again = NOW + TRANSFERS_MAX_S + TRANSFERS_RETRY_S
     run = reserve(at, now=again)
-    model.backlog.claim_sent([1], again)
+    model._backlog.claim_sent([1], again)
     dispatch(at, now=again)
     assert at.isolation.take_requests() == [], "a claim has no answer yet"
-    model.backlog.end_claim()
+    model._backlog.end_claim()
     dispatch(at, now=again)
     assert asked(at).scope == IN_WORKER
 
@@ -204,13 +204,13 @@ def test_the_only_process_is_given_to_what_a_claim_may_bring_first() -> None:
     suspect.step = 6
     model = served("m", suspect)
     at = Dispatcher([model])
-    model.backlog.assume_waiting()
+    model._backlog.assume_waiting()
     assert dispatch(at) == []
     assert at.isolation.take_requests() == []
     assert not at.isolation.holds_claims
-    model.backlog.claim_sent(model.claim_request(), NOW)
-    model.batcher.add(better)
-    model.backlog.end_claim()
+    model._backlog.claim_sent(model.claim_request(), NOW)
+    model._batcher.add(better)
+    model._backlog.end_claim()
     dispatch(at)
     dispatch(at)
     assert asked(at).job is better
@@ -219,7 +219,7 @@ def test_the_only_process_is_given_to_what_a_claim_may_bring_first() -> None:
 def test_a_withheld_job_is_read_once_nothing_else_goes_on() -> None:
     suspect = job(exclusive=True, withheld=True)
     model = served("m", suspect)
-    model.held[suspect.id] = suspect
+    model._held[suspect.id] = suspect
     at = Dispatcher([model])
     run = reserve(at)
     dispatch(at)
@@ -230,7 +230,7 @@ def test_a_withheld_job_is_read_once_nothing_else_goes_on() -> None:
     assert at.isolation.take_unread() == [run]
     assert dispatch(at) == []
     raw = write_message(suspect.id, "m", model.queue, b"1", timeout_s=60.0)
-    assert model.claims.message_read(suspect, raw) is None
+    assert model._claims.message_read(suspect, raw) is None
     (sent,) = dispatch(at)
     assert sent.batch.jobs == [suspect]
     sent.replica.batch = None
@@ -244,7 +244,7 @@ def test_a_withheld_job_is_read_once_nothing_else_goes_on() -> None:
 def test_an_exclusive_run_does_not_last_until_callbacks_are_sent() -> None:
     suspect = job(exclusive=True)
     model = served("m", suspect)
-    model.held[suspect.id] = suspect
+    model._held[suspect.id] = suspect
     at = Dispatcher([model])
     run = reserve(at)
     dispatch(at)
@@ -253,7 +253,7 @@ def test_an_exclusive_run_does_not_last_until_callbacks_are_sent() -> None:
     sent.replica.batch = None
     dispatch(at)
     assert at.isolation.take_requests() == []
-    model.callbacks.notifying[suspect.token] = suspect
+    model._callbacks.notifying[suspect.token] = suspect
     dispatch(at)
     assert asked(at) is run
     assert run.scope == ISOLATION_ENDS
@@ -290,7 +290,7 @@ def test_a_job_that_ended_meanwhile_holds_nothing() -> None:
     run = reserve(at)
     dispatch(at)
     assert asked(at) is run
-    assert model.batcher.remove(suspect)
+    assert model._batcher.remove(suspect)
     at.isolation.answered(run, EXCLUSIVE, NOW)
     assert dispatch(at) == []
     at.isolation.answered(asked(at), FENCED, NOW)
@@ -302,7 +302,7 @@ def test_an_isolated_job_that_ended_meanwhile_makes_way_for_the_next() -> None:
     model = served("m", ended, suspect, replicas=2)
     at = Dispatcher([model])
     dispatch(at)
-    assert model.batcher.remove(ended)
+    assert model._batcher.remove(ended)
     at.isolation.answered(asked(at), ISOLATED, NOW)
     assert dispatch(at) == []
     dispatch(at)
@@ -318,7 +318,7 @@ def test_a_process_that_is_lost_before_its_exclusive_job_begins_holds_nothing() 
     run = reserve(at)
     good.replicas[0].batch = None
     lost.replicas[0].state = Phase.RESTARTING
-    good.batcher.add(other)
+    good._batcher.add(other)
     assert dispatch(at) == [], "the host is no longer reserved once Redis knows it"
     assert asked(at).scope == ISOLATION_ENDS
     at.isolation.answered(run, ISOLATED, NOW)

@@ -42,11 +42,11 @@ def busy(
     running: ServedModel, waiting: int, *, ends_in_s: float = 1.0, prepare_s: float = 0.01
 ) -> ServedModel:
     """The model with a running batch, `waiting` jobs, and known times."""
-    running.batcher.latency_model.add(1, ends_in_s)
+    running._batcher.latency_model.add(1, ends_in_s)
     running.prepare_s = prepare_s
     running.replicas[0].batch = batch()
     for _ in range(waiting):
-        running.batcher.add(job())
+        running._batcher.add(job())
     return running
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_staged_behind_what_must_run_alone_nor_that_behind_others() -
     first.replicas[0].batch = batch("alone")
     assert not staged(first)
     second = busy(served(), 4)
-    second.batcher.add(job(alone=True))
+    second._batcher.add(job(alone=True))
     assert not staged(second)
 
 
@@ -91,26 +91,26 @@ def test_where_models_share_the_device_a_batch_is_not_staged_early_nor_before_on
     None
 ):
     other = served("other")
-    other.batcher.online_at = NOW - 1
+    other._batcher.online_at = NOW - 1
     assert not staged(busy(served(), 4), other)
     assert staged(busy(served(), 4, ends_in_s=0.01), other)
-    other.batcher.add(job())
+    other._batcher.add(job())
     assert not staged(busy(served(), 4, ends_in_s=0.01), other)
 
 
 def test_a_model_of_the_device_without_recent_jobs_does_not_keep_a_full_batch_back() -> None:
     other = served("other")
     assert staged(busy(served(), 4), other)
-    other.batcher.online_at = NOW - QUIET_S - 1
+    other._batcher.online_at = NOW - QUIET_S - 1
     assert staged(busy(served(), 4), other)
-    other.backlog.assume_waiting([Place(OWN, 1)])
+    other._backlog.assume_waiting([Place(OWN, 1)])
     assert not staged(busy(served(), 4), other)
 
 
 def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
     first, other = served(), served("other")
     for one in (first, other):
-        one.batcher.add(job())
+        one._batcher.add(job())
     devices = Dispatcher([first, other], slots=1)
     running = devices.next(NOW)
     assert running is not None
@@ -131,7 +131,7 @@ def test_a_staged_batch_takes_over_the_slot_of_the_one_before_it() -> None:
 def test_jobs_that_run_at_the_same_time_are_charged_for_it_once() -> None:
     """Of two models with equal shares, one with several jobs at once is charged by the clock."""
     many, other = served(), served("other")
-    many.batcher.add(job())
+    many._batcher.add(job())
     devices = Dispatcher([many, other], slots=1)
     running = devices.next(NOW)
     assert running is not None
@@ -143,15 +143,15 @@ def test_jobs_that_run_at_the_same_time_are_charged_for_it_once() -> None:
         replica.finished(one.seq, NOW + 1 + n / 100)
         assert devices.next(NOW + 1 + n / 100) is None
     # It has used the device for 1.08 seconds. The other one, after 1.05, is still behind.
-    other.batcher.add(job())
+    other._batcher.add(job())
     turn = devices.next(NOW + 2)
     assert turn is not None
     assert turn.model is other
     turn.batch.begin(NOW + 2)
     turn.replica.batch = turn.batch
     turn.replica.finished(turn.batch.seq, NOW + 3.12)
-    many.batcher.add(job())
-    other.batcher.add(job())
+    many._batcher.add(job())
+    other._batcher.add(job())
     turn = devices.next(NOW + 3.12)
     assert turn is not None
     assert turn.model is many
@@ -181,7 +181,7 @@ def offline_flood(running: ServedModel) -> ServedModel:
     """The model with a running batch and waiting offline jobs."""
     busy(running, 0)
     for _ in range(4):
-        running.batcher.add(job(step=9))
+        running._batcher.add(job(step=9))
     return running
 
 
@@ -192,11 +192,11 @@ def test_offline_work_is_staged_as_late_as_it_may_and_only_where_it_is_quiet() -
     assert stage_at(quiet, NOW) == pytest.approx(NOW + 1 - 4 * 0.01)
     other = served("other")
     assert staged(quiet, other, now=NOW + 0.99)
-    other.backlog.assume_waiting([Place(OWN, 1)])
+    other._backlog.assume_waiting([Place(OWN, 1)])
     assert not staged(quiet, other, now=NOW + 0.99), "something online is known to come"
     third = served("served")
-    third.batcher.add(job())
-    third.batcher.take_all()
+    third._batcher.add(job())
+    third._batcher.take_all()
     assert not staged(quiet, third, now=NOW + 0.99), "an online job came a moment ago"
     assert staged(quiet, third, now=NOW + 0.99 + QUIET_S)
 
@@ -204,31 +204,31 @@ def test_offline_work_is_staged_as_late_as_it_may_and_only_where_it_is_quiet() -
 def test_an_online_batch_is_staged_before_the_offline_work_of_another_model() -> None:
     online = busy(served(), 4, ends_in_s=0.01)
     other = served("other")
-    other.batcher.add(job(step=9))
+    other._batcher.add(job(step=9))
     assert staged(online, other)
 
 
 def test_a_staged_batch_makes_way_for_who_is_next_and_for_nobody_else() -> None:
     flooded, other = busy(served(), 0), served("other")
     flooded.replicas[0].batch = None
-    flooded.batcher.add(job())
+    flooded._batcher.add(job())
     dispatch = Dispatcher([flooded, other], 1)
     dispatched = dispatch.next(NOW)
     assert dispatched is not None
     dispatched.replica.batch = dispatched.batch
     assert not dispatch.should_preempt(flooded, batch(), NOW + 1), "nobody waits"
-    other.batcher.add(job())
+    other._batcher.add(job())
     assert dispatch.should_preempt(flooded, batch(), NOW + 1)
     assert not dispatch.should_preempt(flooded, batch(), NOW), "its own turn is not over"
     offline = Batch([job(step=9)], "full", NOW, NOW + 60)
     assert dispatch.should_preempt(flooded, offline, NOW)
-    other.batcher.take_all()
+    other._batcher.take_all()
     assert not dispatch.should_preempt(flooded, offline, NOW)
-    flooded.batcher.add(job())
+    flooded._batcher.add(job())
     assert dispatch.should_preempt(flooded, offline, NOW), "its own online job goes first"
     offline.jobs[0].overdue_at = NOW
     assert not dispatch.should_preempt(flooded, offline, NOW), "but not before an overdue one"
-    other.batcher.add(job())
+    other._batcher.add(job())
     free = Dispatcher([flooded, other], 2)
     assert not free.should_preempt(flooded, batch(), NOW + 1), "there is room for both"
 
@@ -238,11 +238,11 @@ def test_what_gave_way_waits_again_but_for_those_that_were_dropped() -> None:
     returned = Batch([job() for _ in range(3)], "full", NOW, NOW + 60)
     for one in returned.jobs:
         one.dispatched_at = NOW
-        flooded.held[one.id] = one
+        flooded._held[one.id] = one
     kept, cancelled, lost = returned.jobs
     cancelled.dropped, lost.dropped = "cancelled", "lost"
     ended = flooded.batch_returned(returned)
     assert [(end.id, end.state) for end in ended] == [(cancelled.id, "c")]
-    assert set(flooded.held) == {kept.id, cancelled.id}
-    assert flooded.batcher.take_all() == [kept]
+    assert set(flooded._held) == {kept.id, cancelled.id}
+    assert flooded._batcher.take_all() == [kept]
     assert kept.dispatched_at == 0.0

@@ -119,7 +119,7 @@ class Device:
                 id=job_id, token="1", message=None, created_us=0, enqueued_at=self.now,
                 claimed_at=self.now, attempts=1, step=step, overdue_at=overdue_at,
             )  # fmt: skip
-            model.batcher.add(job)
+            model._batcher.add(job)
 
 
 def test_requests_fill_a_turn_although_another_model_always_waits() -> None:

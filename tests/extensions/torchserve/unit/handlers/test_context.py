@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import requests
 import torch
 
 import ts
@@ -20,6 +21,7 @@ import ts.version
 from extensions.torchserve.handlers.process import SHIM
 from ts.context import Context, RequestProcessor
 from ts.handler_utils.utils import import_class, send_intermediate_predict_response
+from ts.launcher import register_model, register_model_with_params
 from ts.torch_handler.unit_tests.test_utils.mock_context import MockContext
 from ts.utils import util
 
@@ -229,3 +231,23 @@ def test_a_missing_package_is_named_by_the_part_that_needs_it(
     monkeypatch.delitem(sys.modules, "ts.handler_utils.hf_batch_streamer", raising=False)
     with pytest.raises(ModuleNotFoundError, match="transformers"):
         importlib.import_module("ts.handler_utils.hf_batch_streamer")
+
+
+def test_a_registration_takes_and_returns_what_requests_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[Any] = []
+    answer = requests.Response()
+    answer.status_code = 200
+
+    def post(url: str, params: Any, **_: Any) -> requests.Response:
+        sent.append((url, params))
+        return answer
+
+    monkeypatch.setattr(requests, "post", post)
+    pairs = (("url", "a.mar"), ("url", "b.mar"))
+    assert register_model_with_params(pairs).ok
+    register_model("a", "a.mar")
+    named = {"model_name": "a", "url": "a.mar", "initial_workers": "1", "synchronous": "true"}
+    url = "http://localhost:8081/models"
+    assert sent == [(url, pairs), (url, named)]

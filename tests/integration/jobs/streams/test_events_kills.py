@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def test_a_stream_outlives_api_process_worker_and_redis(
         assert ended[-1].data["status"] == "succeeded"
         assert ended[-1].data["attempts"] == 2
         names = [name for name in second.names if name != "progress"]
-        assert names == ["queued", "running", "ended"]
+        # What it waits for may change, from a worker to the end of the pause: it is told again.
+        assert [name for name, _ in groupby(names)] == ["queued", "running", "ended"]
         assert len({event.id for event in (*first.events, *ended)}) == len(first.events) + len(
             ended
         )

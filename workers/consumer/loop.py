@@ -61,7 +61,7 @@ class Claimer:
         self._models = models
         self._leases = leases
         self._dispatcher = dispatcher
-        self.top_up_at = 0.0
+        self._top_up_at = 0.0
 
     def claim(self, now: float) -> None:
         """Claim what there is room for, in the next write."""
@@ -105,9 +105,15 @@ class Claimer:
         # returns all that it leased.
         if not room or not self._leases.connected or self._dispatcher.isolation.holds_claims:
             return
-        if now >= self.top_up_at or model.claims_better or self._dispatcher.may_run(model):
-            self.top_up_at = now + TOP_UP_S
+        if now >= self.due_at(model):
+            self._top_up_at = now + TOP_UP_S
             self._leases.claim(model, room, now)
+
+    def due_at(self, model: ServedModel) -> float:
+        """Return when the next claim of a model may be sent; 0 for at once."""
+        if model.claims_better or self._dispatcher.may_run(model):
+            return 0.0
+        return self._top_up_at
 
 
 SWEEP_S: Final = 1.0
@@ -442,8 +448,10 @@ class Consumer:
                 if self._read_cancels():
                     return 0.0
             held = self._dispatcher.isolation.holds_claims
-            if not held and any(model.claim_request() for model in self.models):
-                return self._claimer.top_up_at - now
+            if not held:
+                claims = [self._claimer.due_at(m) for m in self.models if m.claim_request()]
+                if claims:
+                    return min(claims) - now
         until = min(self._due_times(now))
         return (min(until, now + POLL_S) if self._notifications.polls else until) - now
 

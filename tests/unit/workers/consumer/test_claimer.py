@@ -11,7 +11,7 @@ import pytest
 from headrace.config.model.catalog import ModelConfig
 from headrace.redis.scripts.jobs import ClaimReply
 from tests.harness.clients.messages import write_message
-from workers.consumer.loop import Claimer
+from workers.consumer.loop import TOP_UP_S, Claimer
 from workers.jobs.settlement import Settlement
 from workers.leases.manager import LeaseManager
 from workers.models.backlog import OWN, WRONG_MAX, Place
@@ -108,6 +108,21 @@ def test_a_batch_that_stays_prepared_takes_up_the_room() -> None:
     came(one, SIZE, left=100)
     came(other, 1)
     assert said([one, other], "claim_before_reading") == []
+
+
+def test_a_free_device_waits_for_no_top_up_and_a_busy_one_does() -> None:
+    """The loop sleeps until the next claim is due, which for a free device is now."""
+    free, busy = served("free"), served("busy")
+    busy.device = "cuda:1"
+    busy.replicas[0].state = Phase.DRAINING
+    for model in (free, busy):
+        came(model, 1, left=1)
+    models = [free, busy]
+    claims = Claimer(models, cast(LeaseManager, Desk()), Dispatcher(models))
+    claims.read_claims(NOW)
+    claims.claim(NOW)
+    assert claims.due_at(free) <= NOW
+    assert NOW < claims.due_at(busy) == NOW + TOP_UP_S
 
 
 def test_a_whole_batch_is_asked_for_before_what_ran_is_settled_and_a_part_with_it() -> None:

@@ -354,11 +354,7 @@ class ShadowCopies:
         if job.stored is not None:
             if job.stored.size > COMPARED_MAX_BYTES:
                 return None
-            parts, at = [], 0
-            while at < job.stored.size:
-                parts.append(await self._store.read(job.stored, at, job.stored.size - at))
-                at += len(parts[-1])
-            return b"".join(parts)
+            return await self._store.read_whole(job.stored)
         text = job.result_json
         if text is None:
             return None

@@ -72,8 +72,7 @@ class ProblemLog:
             return
         self._last = repr(error)
         if isinstance(error, HeadraceError):
-            why = f"{error.message}; {error.hint}" if error.hint else error.message
-            self._logger.warning("%s: %s", self._text, why)
+            self._logger.warning("%s: %s", self._text, error.message_with_hint)
         else:
             self._logger.error("%s", self._text, exc_info=error)
 

@@ -302,7 +302,7 @@ def _value_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             parse_handler(values["handler"])
         except ConfigError as error:
-            yield "handler", f"{error.message}; {error.hint}"
+            yield "handler", error.message_with_hint
     for key in ("handler", "weights"):
         try:
             Path(values.get(key) or "").expanduser()

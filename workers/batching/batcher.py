@@ -115,6 +115,11 @@ class BatchPolicy:
     keyed: bool = False
     sizes: tuple[int, ...] = ()
 
+    @property
+    def holds(self) -> bool:
+        """Whether a batch may be held back for more items."""
+        return self.max_batch_size > 1 and self.max_batch_delay_s > 0
+
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
     """Return the limits that the models file sets for a model."""
@@ -259,7 +264,8 @@ class Batcher(Generic[ItemT]):
         else:
             self.online_at = at
             group.online.observe(at)
-            self.returns.arrived(at, item.ready_at)
+            if self.policy.holds:
+                self.returns.arrived(at, item.ready_at)
         row, number = self._isolated if item.isolated else group.waiting, (step, self._came)
         if row and row[-1][0] > number:
             put(row, number, item)
@@ -268,8 +274,8 @@ class Batcher(Generic[ItemT]):
 
     def batch_ended(self, online: int, now: float) -> None:
         """Note that a batch with so many online items has ended, whose callers may come back."""
-        usual_s = self.latency_model.usual_s
-        if self.policy.max_batch_size > 1 and self.policy.max_batch_delay_s:
+        if self.policy.holds:
+            usual_s = self.latency_model.usual_s
             self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
 
     def decide(

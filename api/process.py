@@ -252,7 +252,6 @@ def main() -> int:
         )  # fmt: skip
         _serve(settings, inherited)
     except HeadraceError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - for people
+        print(f"headrace: {error.message_with_hint}", file=sys.stderr)  # noqa: T201 - for people
         return 2 if isinstance(error, ConfigError) else 3
     return 0

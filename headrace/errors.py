@@ -60,6 +60,11 @@ class HeadraceError(Exception):
         self.message = message
         self.hint = hint
 
+    @property
+    def message_with_hint(self) -> str:
+        """Return what is wrong and what to do, in one text."""
+        return with_hint(self.message, self.hint)
+
     def kept(self) -> Self:
         """Return the error without its traceback, to keep it as an outcome.
 
@@ -67,6 +72,15 @@ class HeadraceError(Exception):
         """
         drop_tracebacks(self)
         return self
+
+
+def with_hint(message: str, hint: str) -> str:
+    """Return a message followed by its hint: a sentence of its own if it begins as one."""
+    if not hint:
+        return message
+    message = message.removesuffix(".")
+    separator = " " if message.endswith("?") else ". " if hint[0].isupper() else "; "
+    return f"{message}{separator}{hint}"
 
 
 def drop_tracebacks(error: BaseException) -> None:

@@ -27,8 +27,7 @@ def main() -> None:
     try:
         app = find_app(sys.argv[1])
     except HeadraceError as error:
-        hint = f" ({error.hint})" if error.hint else ""
-        print(f"headrace: {error.message}{hint}", file=sys.stderr)  # noqa: T201 - for people
+        print(f"headrace: {error.message_with_hint}", file=sys.stderr)  # noqa: T201 - for people
         sys.exit(2)
     gc.freeze()
     gc.enable()

@@ -1,9 +1,9 @@
 """Authenticate each request by its API key, before its body is read. Disabled unless `auth` is on.
 
-Keys are cached for FRESH_S seconds, so that a request takes a hash and a comparison. A revocation
-is published and removes the key from the cache at once; after a lost connection FRESH_S bounds the
-delay. While Redis does not answer, cached keys stay valid for STALE_S seconds: the operation itself
-then answers with the problem `broker-unavailable`.
+Keys are cached for FRESH_S seconds, so most requests cost a hash and a comparison. Redis publishes
+a revocation, and the key leaves the cache at once. If the connection was lost, the key leaves it
+FRESH_S seconds later at most. While Redis does not answer, cached keys stay valid for STALE_S
+seconds. The operation itself then answers with the problem `broker-unavailable`.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ class Authenticator:
             if self._reading.get(key_id) is task:
                 del self._reading[key_id]
             if not task.cancelled():
-                # Retrieve the error: every request that waited for it may have been cancelled.
+                # Maybe no request waits for it any more, and asyncio would log its error.
                 task.exception()
 
         reading.add_done_callback(over)
@@ -188,7 +188,7 @@ class Authenticator:
         cached = _CachedKey(await self._queue.api_key(key_id), read_at)
         if len(self._cache) >= CACHED_MAX:
             self._cache.clear()
-        # A notification in the meantime has removed this task; see _forget.
+        # If the key has changed meanwhile, `_forget` has removed this task.
         if asyncio.current_task() is self._reading.get(key_id):
             self._cache[key_id] = cached
         return cached
@@ -196,7 +196,7 @@ class Authenticator:
     def _forget(self, _: str, data: bytes) -> None:
         key_id = data.decode("utf-8", "replace")
         self._cache.pop(key_id, None)
-        # A read that is under way may be older than the notification.
+        # A read that has begun may return the key as it was before.
         self._reading.pop(key_id, None)
 
     def _missed_changes(self) -> None:

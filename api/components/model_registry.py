@@ -23,7 +23,7 @@ from headrace.errors import (
     ModelNotFound,
 )
 from headrace.observability.worker_report import WorkerReport
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait, wait_at_most
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -234,8 +234,7 @@ class ModelRegistry:
 
     async def _follow(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), POLL_S)
+            await wait_at_most(POLL_S, self._changed)
             self._changed.clear()
             try:
                 revision = await self.store.revision()

@@ -156,16 +156,35 @@ class InputStore:
             logger.warning("payload not deleted; the sweep will retry: %s", error.message)
 
     async def read(self, stored: StoredResult, start: int, length: int) -> bytes:
-        """Read 1 to `length` bytes of a result; raise JobNotFound if it is gone."""
+        """Read 1 to `length` bytes of a result.
+
+        Raises:
+            JobNotFound: the result is gone, or ends before `start`.
+            StoreError, BrokerError: the store is unavailable.
+        """
         store = self._stores.of(stored.ref)
+        count = min(length, store.chunk_bytes)
         try:
-            count = min(length, store.chunk_bytes)
-            return await self._run(store.read, stored.ref, start, count, moves=count)
+            chunk = await self._run(store.read, stored.ref, start, count, moves=count)
         except PayloadMissing:
             raise JobNotFound(
                 "the result is no longer in the payload store",
                 hint="Its result_ttl has passed, or it was deleted; submit the job again.",
             ) from None
+        if not chunk:
+            raise JobNotFound(
+                f"the payload store has only {start} of {stored.size} bytes of the result",
+                hint="Something else has changed it there; submit the job again.",
+            )
+        return chunk
+
+    async def read_whole(self, stored: StoredResult) -> bytes:
+        """Read a result from its start to its end; errors as for `read`."""
+        chunks, at = [], 0
+        while at < stored.size:
+            chunks.append(await self.read(stored, at, stored.size - at))
+            at += len(chunks[-1])
+        return b"".join(chunks)
 
     async def send(
         self, write: Write, receive: Receive, stored: StoredResult, first: bytes, end: int, at: int
@@ -188,8 +207,6 @@ class InputStore:
                 except HeadraceError as error:
                     logger.warning("result cut short: %s", error.message)
                     raise ResponseCutShort from None
-                if not chunk:
-                    raise ResponseCutShort
 
     async def _run(self, call: Callable[..., T], *arguments: Any, moves: int = 0) -> T:
         """Call a store on a thread; `moves` is how many bytes it reads or writes.

@@ -10,7 +10,6 @@ docs/architecture/versions.md describes the rules.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 from collections import deque
@@ -26,7 +25,7 @@ from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import JobOptions
 from headrace.observability.worker_report import ShadowResult, shadow_field
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import cancel_and_wait, wait_at_most
 from headrace.queue.submission import Extras, SubmitKind, submission
 from headrace.redis import keys
 from headrace.redis.fields import JobField
@@ -258,8 +257,7 @@ class ShadowCopies:
             await asyncio.sleep(INTERVAL_S)
             return
         # A process that makes pairs looks at them too. If it ends, this look finds them.
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._added.wait(), IDLE_INTERVAL_S)
+        await wait_at_most(IDLE_INTERVAL_S, self._added)
 
     async def _compare_due(self) -> bool:
         """Look at the pairs that are due; return whether there may be more."""
@@ -354,11 +352,7 @@ class ShadowCopies:
         if job.stored is not None:
             if job.stored.size > COMPARED_MAX_BYTES:
                 return None
-            parts, at = [], 0
-            while at < job.stored.size:
-                parts.append(await self._store.read(job.stored, at, job.stored.size - at))
-                at += len(parts[-1])
-            return b"".join(parts)
+            return await self._store.read_whole(job.stored)
         text = job.result_json
         if text is None:
             return None

@@ -176,15 +176,15 @@ def servers(
 
 
 def measure(run: Running, batch_ms: float, clients: list[int], seconds: float) -> dict[int, Load]:
-    """Return the load of each number of clients; one of the most clients warms the server up."""
+    """Return the load of each number of clients; the server is warm before the first."""
     with run(batch_ms) as (url, prefer):
         run_load(url, BODY, max(clients), min(3.0, seconds), prefer)
-        found = {}
+        loads = {}
         for count in clients:
             # The callers of the load before are gone, and the batches change their sizes.
             run_load(url, BODY, count, min(2.0, seconds), prefer)
-            found[count] = run_load(url, BODY, count, seconds, prefer)
-    return found
+            loads[count] = run_load(url, BODY, count, seconds, prefer)
+    return loads
 
 
 def median(loads: list[Load]) -> Load:
@@ -215,15 +215,15 @@ def main() -> None:
     running = {name: run for name, run in running.items() if name in (options.only or running)}
     tables = []
     for batch_ms in options.batch_ms:
-        found: dict[str, list[dict[int, Load]]] = {name: [] for name in running}
+        rounds: dict[str, list[dict[int, Load]]] = {name: [] for name in running}
         for number in range(options.rounds):
             for name in list(running)[:: -1 if number % 2 else 1]:
                 loads = measure(running[name], batch_ms, options.clients, options.seconds)
-                found[name].append(loads)
+                rounds[name].append(loads)
         heads = [f"{name}: requests/s, p50, p99 ms" for name in running]
         table = Table(f"{batch_ms:g} ms a batch; clients", *heads)
         for count in options.clients:
-            medians = [median([loads[count] for loads in found[name]]) for name in running]
+            medians = [median([loads[count] for loads in rounds[name]]) for name in running]
             bad = sum(load.bad for load in medians)
             if bad:
                 raise RuntimeError(f"{bad} requests of {count} clients failed")

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common.http_load import run_load
+from benchmarks.common.http_load import WAIT, run_load
 from benchmarks.common.inputs import jpegs
 from benchmarks.common.line_process import LineProcess, line_process
 from benchmarks.common.systems import Headrace
@@ -35,7 +35,6 @@ HANDLER = f"{Path(__file__).with_name('device_handler.py')}:Device"
 HOLDS = ("lock", "sleep")
 BATCHES = (1, 4, 8)
 MS = 5.0
-WAIT = "wait=20"
 
 
 def handler(hold: str) -> Device:

@@ -39,7 +39,7 @@ _TRACEBACK: Final = "traceback.txt"
 def cause(error: BaseException) -> str:
     """Return an error in words: our own message and remedy, else its type, text and place."""
     if isinstance(error, HeadraceError):
-        return "; ".join(filter(None, (error.message, error.hint)))
+        return error.message_with_hint
     text = f"{type(error).__name__}: {error}".strip().removesuffix(":")
     text = text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]} ..."
     frames = traceback.extract_tb(error.__traceback__)

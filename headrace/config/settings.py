@@ -395,7 +395,7 @@ def _redis_url(value: object) -> str:
     try:
         read_url(url)
     except ConfigError as error:
-        raise ValueError(f"{error.message}; {error.hint}") from None
+        raise ValueError(error.message_with_hint) from None
     return url
 
 

@@ -57,8 +57,7 @@ def read_sources(
         try:
             models[name] = with_source(reader, models[name], settings)
         except ConfigError as error:
-            text = "; ".join(filter(None, (error.message, error.hint)))
-            problems.append(f"{catalog.path}: models.{name}.source: {text}")
+            problems.append(f"{catalog.path}: models.{name}.source: {error.message_with_hint}")
     catalog.adopt({name: {model.version: model} for name, model in models.items()})
     return problems
 

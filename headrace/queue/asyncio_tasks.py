@@ -1,8 +1,9 @@
-"""Asyncio tasks that run in the background, and their end."""
+"""Asyncio tasks that run in the background, their end, and waits with a limit."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -32,3 +33,10 @@ async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
         for task in left:
             task.cancel()
         _, left = await asyncio.wait(left, timeout=AGAIN_S)
+
+
+async def wait_at_most(seconds: float | None, event: asyncio.Event) -> None:
+    """Wait until an event is set or the time has passed; None is no limit."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()

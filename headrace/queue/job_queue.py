@@ -26,9 +26,9 @@ from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.fast_connection import exchange
 from headrace.redis.fields import JobField
 from headrace.redis.script_client import AsyncScriptClient
+from headrace.redis.scripts import fields_of, script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import queues as queue_scripts
-from headrace.redis.scripts import script
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +384,5 @@ def _job(job_id: str, row: Any) -> Job | None:
     if not isinstance(row, list):
         return None
     flat, meta, place = row
-    text = [value.decode("utf-8", "replace") for value in flat]
-    record = dict(zip(text[::2], text[1::2], strict=True))
+    record = fields_of([value.decode("utf-8", "replace") for value in flat])
     return job_from_record(job_id, record, meta.decode("utf-8", "replace"), int(place))

@@ -20,7 +20,7 @@ from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect
 from headrace.redis.script_client import AsyncScriptClient, ScriptClient
-from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import Arg, Command, fields_of, script
 from headrace.registry.model import (
     Change,
     DeclaredModels,
@@ -72,8 +72,7 @@ class ProblemLog:
             return
         self._last = repr(error)
         if isinstance(error, HeadraceError):
-            why = f"{error.message}; {error.hint}" if error.hint else error.message
-            self._logger.warning("%s: %s", self._text, why)
+            self._logger.warning("%s: %s", self._text, error.message_with_hint)
         else:
             self._logger.error("%s", self._text, exc_info=error)
 
@@ -266,7 +265,7 @@ def _text(value: bytes | None) -> str:
 def _pairs(stored: Any) -> Mapping[bytes, bytes]:
     if isinstance(stored, Mapping):
         return stored
-    return dict(zip(stored[::2], stored[1::2], strict=True))
+    return fields_of(stored)
 
 
 def _decode(field: bytes, value: bytes) -> RegisteredModel:

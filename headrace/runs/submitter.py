@@ -329,10 +329,9 @@ def _reference(path: Path) -> InputRef:
 
 def rejected(entry: Entry, error: HeadraceError) -> Row:
     """Return the row of an entry that has no job."""
-    message = error.message
-    if error.hint:
-        message = f"{message.removesuffix('.')}. {error.hint}"
-    failure = JobFailure(type=error.code, message=message, retryable=error.retryable)
+    failure = JobFailure(
+        type=error.code, message=error.message_with_hint, retryable=error.retryable
+    )
     return Row(entry.n, entry.key, "rejected", error=failure, carried=entry.carried)
 
 

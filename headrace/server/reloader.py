@@ -169,7 +169,7 @@ class Reloader:
 def _in_words(error: Exception) -> str:
     if not isinstance(error, HeadraceError):
         return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return f"{error.message} ({error.hint})" if error.hint else error.message
+    return error.message_with_hint
 
 
 def syntax_problem(path: Path) -> str:

@@ -7,9 +7,9 @@ of one batch. So a batch of n is held while n * gap < b. Here the time of a batc
 fitted as a*s + b (least squares with forgetting, as in Clipper and BentoML's CORK). Jobs that are
 already known to come are handled by `workers/models/backlog.py`.
 
-In a closed loop the next items follow the end of a batch (`Returns`). If k callers should come back
-and n items are here, there are two ways. Without a hold, n run now and k after them: n + k items in
-two batches. With a hold of w, f of them run together, where f is at most a whole batch. A batch is
+In a closed loop the next items follow the end of a batch (`Returns`). Here n items are waiting, and
+k callers should come back. Without a hold, n items run now and k after them: n + k items in two
+batches. With a hold of w seconds, f of them run together; f is at most a whole batch. A batch is
 held if this gives more items a second: w < f / (n + k) * (T(n) + T(k)) - T(f), where T is the time
 of a batch. For f = n + k this is w < b: a hold pays only if batches have a fixed cost.
 
@@ -17,15 +17,14 @@ A free device waits at most `max_batch_delay_s` for a batch, from when the batch
 An item that has waited that long since it was enqueued is not held for arrivals at random.
 
 Items of different keys never share a batch. Keys take turns by their first items: best priority
-first, then in the order in which the items came. So a batch that leaves has the first item of all
-keys. The exception: that item is held back, and the batch of another key need not wait. No key can
-starve another.
+first, then in the order in which the items came. So the next batch has the first item of all keys.
+If that item is held back, the batch of another key may leave before it. No key can starve another.
 
 Items of the last step are offline. No online batch is held back for them, but they fill the places
-that it leaves empty. If the batch is padded up to an allowed size, that costs nothing. Beyond that,
-k more items make the batch longer by k*a, so they are added while this is at most a tenth. An item
-that has waited beyond its `overdue_at` goes before all others, but at most one in `OVERDUE_EVERY`
-items does.
+that it leaves empty. If the batch is padded up to an allowed size, they cost nothing up to it.
+Beyond, k more items make the batch longer by k*a; they are added while this is at most a tenth.
+An item that has waited beyond its `overdue_at` goes before all others. At most one in
+`OVERDUE_EVERY` items does so.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from workers.batching.estimates import Arrivals, LatencyModel, Returns
 #: Why a batch left. full: it has `max_batch_size` items. cost: one more item would have exceeded
 #: `max_batch_cost`. deadline: the device has waited `max_batch_delay_s` for it. idle: the
 #: device was free, and waiting would not have paid. alone: its item was in a batch that was lost
-#: (such a batch does not come from `decide`). drain: the worker is about to stop. If it has online
-#: items, the reason is why these left.
+#: (such a batch does not come from `decide`). drain: the worker is about to stop. A batch with
+#: online items has the reason for which these left.
 Reason = Literal["full", "cost", "deadline", "idle", "alone", "drain"]
 
 #: Items that arrive together have a gap of 0, and a hold of no length would be a busy loop.
@@ -115,6 +114,11 @@ class BatchPolicy:
     keyed: bool = False
     sizes: tuple[int, ...] = ()
 
+    @property
+    def holds(self) -> bool:
+        """Whether a batch may be held back for more items."""
+        return self.max_batch_size > 1 and self.max_batch_delay_s > 0
+
 
 def batch_policy(config: ModelConfig) -> BatchPolicy:
     """Return the limits that the models file sets for a model."""
@@ -148,7 +152,7 @@ class KeyQueue(Generic[ItemT]):
 
     Attributes:
         passed: the batch of another key has left while these items were held. They are not held
-            for callers again, as full batches of others could follow one another for ever.
+            for callers again: full batches of other keys could leave before them for ever.
     """
 
     waiting: Row[ItemT] = field(default_factory=deque)
@@ -259,7 +263,8 @@ class Batcher(Generic[ItemT]):
         else:
             self.online_at = at
             group.online.observe(at)
-            self.returns.arrived(at, item.ready_at)
+            if self.policy.holds:
+                self.returns.arrived(at, item.ready_at)
         row, number = self._isolated if item.isolated else group.waiting, (step, self._came)
         if row and row[-1][0] > number:
             put(row, number, item)
@@ -268,8 +273,8 @@ class Batcher(Generic[ItemT]):
 
     def batch_ended(self, online: int, now: float) -> None:
         """Note that a batch with so many online items has ended, whose callers may come back."""
-        usual_s = self.latency_model.usual_s
-        if self.policy.max_batch_size > 1 and self.policy.max_batch_delay_s:
+        if self.policy.holds:
+            usual_s = self.latency_model.usual_s
             self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
 
     def decide(
@@ -277,9 +282,12 @@ class Batcher(Generic[ItemT]):
     ) -> Leave[ItemT] | Hold | None:
         """Return what to do with a free device: run a batch, hold it back, or nothing (None).
 
-        If it is draining, nothing is held back any more. If the device is about to end a batch of
-        `behind` online items, the batch that leaves would run behind it. Items that must run alone
-        are left to `next_isolated`.
+        Items that must run alone are left to `next_isolated`.
+
+        Args:
+            draining: hold nothing back.
+            behind: how many online items the batch has that the device is about to end; None if
+                the device is free.
         """
         if self.overdue(now) and self._since_overdue >= OVERDUE_EVERY:
             self._move_overdue_first(now)

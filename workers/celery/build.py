@@ -58,7 +58,7 @@ def _exits_on_mistakes() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise SystemExit(f"headrace: {error.message} ({error.hint})") from None
+        raise SystemExit(f"headrace: {error.message_with_hint}") from None
 
 
 @_exits_on_mistakes()

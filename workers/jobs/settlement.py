@@ -366,8 +366,7 @@ def read_details(job: LeasedJob, model: ModelConfig) -> Settlement | None:
         given = read_object(details.parameters, "parameters")
         checked = check_parameters(model.parameters, given, model.name)
     except InvalidRequest as error:
-        end = "" if error.message.endswith("?") else "."
-        return failed(job, error.code, f"{error.message}{end} {error.hint}".rstrip())
+        return failed(job, error.code, error.message_with_hint)
     values = with_defaults(model.parameters, checked)
     parameters = _encode(values) if values else b""
     job.details = msgspec.structs.replace(details, parameters=parameters).text()

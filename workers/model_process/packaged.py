@@ -39,7 +39,7 @@ def main() -> None:
     except ConfigError as error:
         ours = socket.socket(fileno=int(descriptor))
         frames: FrameSocket[FromModel, ToModel] = FrameSocket(ours, TO_MODEL)
-        frames.send(NotLoaded("; ".join(filter(None, (error.message, error.hint)))))
+        frames.send(NotLoaded(error.message_with_hint))
         return
     for number in (descriptor, stacks):
         os.set_inheritable(int(number), True)

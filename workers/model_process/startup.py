@@ -127,7 +127,7 @@ def why_not_loaded(error: BaseException) -> str:
     elif not isinstance(error, (ConfigError, HandlerError)):
         lines.append("".join(traceback.format_exception(error)))
     if isinstance(error, ConfigError) or (isinstance(error, HandlerError) and not lines):
-        lines.append("; ".join(filter(None, (error.message, error.hint))) + "\n")
+        lines.append(error.message_with_hint + "\n")
     return without_secrets(text_of("\n".join(lines)))
 
 

@@ -179,18 +179,18 @@ async def remove_version(services: Services, request: Request, model: str, versi
 
 async def _remove(services: Services, request: Request, model: str, version: str = "") -> Reply:
     seconds = read_query(request, RemovalQuery).wait
-    found = await _make(
+    registered = await _make(
         services, request, model, lambda registry: unregister(registry, model, version)
     )
     state: ChangeState | None = None
     if seconds is not UNSET:
         limit_s = min(seconds, services.settings.max_wait_s)
-        gone = version if found is not None else ""
+        gone = version if registered is not None else ""
         wait = registry_of(services).until_removed(model, gone, limit_s)
         state = await _unless_gone(request, wait)
-    if found is not None:
+    if registered is not None:
         outcome = None if state is None else (state, "")
-        return await _registration(services, found, outcome=outcome)
+        return await _registration(services, registered, outcome=outcome)
     if state == "pending":
         return json_reply(PendingRemoval(name=model, state="pending"), 202)
     return Reply(NO_CONTENT, b"")
@@ -221,16 +221,16 @@ async def _route(
     services: Services, request: Request, model: str, traffic: Traffic | None
 ) -> Reply:
     seconds = read_query(request, ChangeQuery).wait
-    found = await _change(
+    registered = await _change(
         services, request, model, lambda registry: set_traffic(registry, model, traffic)
     )
-    routing = found.routing or Traffic()
+    routing = registered.routing or Traffic()
     versions = {version for version, weight in routing.weights.items() if weight}
     if routing.shadow is not None:
         versions.add(routing.shadow)
-    versions = versions if routing.weights else versions | {found.default_version}
+    versions = versions if routing.weights else versions | {registered.default_version}
     outcome = await _outcome(services, request, model, versions, seconds)
-    return await _traffic(services, found, outcome)
+    return await _traffic(services, registered, outcome)
 
 
 async def _changed(
@@ -243,10 +243,10 @@ async def _changed(
     status: int = 200,
 ) -> Reply:
     """Change a version, "" for the default one; wait until the workers serve it."""
-    found = await _change(services, request, model, make)
-    versions = [version or found.default_version]
+    registered = await _change(services, request, model, make)
+    versions = [version or registered.default_version]
     outcome = await _outcome(services, request, model, versions, wait_s)
-    return await _registration(services, found, status, outcome)
+    return await _registration(services, registered, status, outcome)
 
 
 async def _make(
@@ -260,12 +260,12 @@ async def _change(
     services: Services, request: Request, model: str, make: MakeChanges
 ) -> RegisteredModel:
     """Make changes, and return the model as it is then."""
-    found = await _make(services, request, model, make)
-    if found is None:
+    registered = await _make(services, request, model, make)
+    if registered is None:
         raise ModelNotFound(
             f"the model {model[:64]!r} was removed meanwhile", hint="register it again"
         )
-    return found
+    return registered
 
 
 async def _outcome(
@@ -340,14 +340,14 @@ async def _registration(
         RegisteredVersion(
             version=version,
             default=version == default,
-            declared=one.declared is not None,
-            changed={key: one.changed[key] for key in one.changed if key not in HIDDEN_OPTIONS},
-            loads=one.loads,
-            unserved=why_unserved(model.name, version, one.options),
+            declared=entry.declared is not None,
+            changed={key: entry.changed[key] for key in entry.changed if key not in HIDDEN_OPTIONS},
+            loads=entry.loads,
+            unserved=why_unserved(model.name, version, entry.options),
         )
-        for version, one in model.versions.items()
+        for version, entry in model.versions.items()
     ]
-    shown = Registration(
+    registration = Registration(
         name=model.name,
         generation=model.generation,
         default_version=default,
@@ -357,7 +357,7 @@ async def _registration(
         change=model.what,
         **_after_wait(outcome),
     )
-    return _with_etag(json_reply(shown, status), model)
+    return _with_etag(json_reply(registration, status), model)
 
 
 async def _traffic(
@@ -367,11 +367,11 @@ async def _traffic(
     results = {}
     if routing.shadow is not None:
         fields = [f"{SHADOW}:{result} {routing.shadow}" for result in ShadowResult]
-        (found,) = await services.queue.read_all([("HMGET", keys.stats(model.name), *fields)])
+        (counts,) = await services.queue.read_all([("HMGET", keys.stats(model.name), *fields)])
         results = {
-            str(result): int(count or 0) for result, count in zip(ShadowResult, found, strict=True)
+            str(result): int(count or 0) for result, count in zip(ShadowResult, counts, strict=True)
         }
-    shown = ModelTraffic(
+    traffic = ModelTraffic(
         name=model.name,
         generation=model.generation,
         default_version=model.default_version,
@@ -383,7 +383,7 @@ async def _traffic(
         shadow_results=results,
         **_after_wait(outcome),
     )
-    return _with_etag(json_reply(shown), model)
+    return _with_etag(json_reply(traffic), model)
 
 
 def _after_wait(outcome: tuple[ChangeState, str] | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from api.routes.jobs.events import last_event_id
 from api.services import Services
 from api.submission.decoding import read_query
 from headrace.errors import BrokerError
+from headrace.queue.asyncio_tasks import wait_at_most
 from headrace.registry.model import HIDDEN_OPTIONS, Difference, differences
 from headrace.registry.store import LoggedChange
 from headrace.schema.registry import ModelDifference, ModelDifferences
@@ -111,6 +112,4 @@ class _Changes:
         return events
 
     async def woken(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
+        await wait_at_most(seconds, self._changed)

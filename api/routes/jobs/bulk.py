@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +38,7 @@ from headrace.jobs.ids import ids_on_demand
 from headrace.jobs.job import Job
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.encoding import without_line_ends
+from headrace.queue.asyncio_tasks import wait_at_most
 from headrace.queue.job_queue import VIEW_MAX_JOBS
 from headrace.queue.submission import JobSubmission, Receipt, answer_to_repeat, id_unavailable
 from headrace.redis.scripts import pages_of
@@ -298,9 +298,7 @@ class BulkSubmitter:
         until = clock() + self.hold_s
         pause_s, probe = HOLD_MIN_S, PROBE
         while held and clock() < until and not stopping.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(pause_s, max(0.0, until - clock()))):
-                    await stopping.wait()
+            await wait_at_most(min(pause_s, max(0.0, until - clock())), stopping)
             # The last try includes all lines: a full queue must not refuse the lines of another.
             part = len(held) if clock() >= until else probe
             refused = await self._try(held[:part])

@@ -241,11 +241,7 @@ async def result_of(services: Services, job: Job) -> bytes:
     if job.stored is None:
         found = raw_result(job)
         return b"null" if found is None else found[0]
-    parts, at = [], 0
-    while at < job.stored.size:
-        parts.append(await services.input_store.read(job.stored, at, job.stored.size - at))
-        at += len(parts[-1])
-    return b"".join(parts)
+    return await services.input_store.read_whole(job.stored)
 
 
 def cut_off() -> BrokerUnavailable:

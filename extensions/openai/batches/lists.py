@@ -16,6 +16,7 @@ from headrace.errors import HeadraceError
 from headrace.jobs.ids import new_id
 from headrace.redis.keys import Prefix
 from headrace.redis.script_client import ScriptClient
+from headrace.redis.scripts import fields_of
 
 #: The most records that are read at once.
 _READ_MAX: Final = 500
@@ -127,7 +128,7 @@ class RecordStore(ABC, Generic[Item]):
 
     def decoded(self, item_id: str, flat: Sequence[bytes]) -> Item:
         """Return the item of a record that a script has returned; errors as for `get`."""
-        found = self.decode(item_id, dict(zip(flat[::2], flat[1::2], strict=True)))
+        found = self.decode(item_id, fields_of(flat))
         if found is None:
             raise self.missing(item_id)
         return found

@@ -144,14 +144,6 @@ def answer_of_failure(failure: JobFailure) -> Kind:
     return answer_of(kind)
 
 
-def message_of(error: HeadraceError) -> str:
-    """Return what is wrong and what to do, as sentences."""
-    if not error.hint:
-        return error.message
-    stop = "" if error.message.endswith((".", "?")) else "."
-    return f"{error.message}{stop} {error.hint}"
-
-
 def reply_to(error: TorchServeError | HeadraceError) -> Reply:
     """Return the answer to an error, which loses its traceback."""
     errors.drop_tracebacks(error)
@@ -161,7 +153,7 @@ def reply_to(error: TorchServeError | HeadraceError) -> Reply:
         return Reply(413, b"", NO_TYPE)
     wait_s = retry_after_s(error)
     headers = ((b"retry-after", b"%d" % wait_s),) if wait_s else ()
-    return error_reply(answer_of(type(error)), message_of(error), headers)
+    return error_reply(answer_of(type(error)), error.message_with_hint, headers)
 
 
 def unexpected(error: Exception, path: str) -> Reply:

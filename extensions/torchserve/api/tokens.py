@@ -102,9 +102,8 @@ def _check_token(services: Services, request: Request, kind: KeyKind) -> None:
     try:
         key = present_keys(config.key_file).of(kind)
     except ConfigError as error:
-        raise TorchServeError(
-            Kind.INVALID_KEY, f"No token can be checked: {error.message}. {error.hint}"
-        ) from None
+        text = f"No token can be checked: {error.message_with_hint}"
+        raise TorchServeError(Kind.INVALID_KEY, text) from None
     if key is None or not key.is_text(text):
         raise TorchServeError(Kind.INVALID_KEY, f"The {name} is not the present one; {where}")
     if key.expired(datetime.now(UTC)):

@@ -238,7 +238,7 @@ def checked_id(job_id: str | None) -> str | None:
         try:
             check_id(job_id)
         except InvalidId as error:
-            raise typer.BadParameter(f"{error.message}. {error.hint}", param_hint="--id") from None
+            raise typer.BadParameter(error.message_with_hint, param_hint="--id") from None
     return job_id
 
 

@@ -39,11 +39,7 @@ def error_text(error: errors.HeadraceError) -> str:
         hint = (
             "set HEADRACE_API_KEY; the server's operator creates keys with `headrace keys create`"
         )
-    if not hint:
-        return error.message
-    text = error.message.removesuffix(".")
-    separator = " " if text.endswith("?") else ". " if hint[:1].isupper() else "; "
-    return f"{text}{separator}{hint.removesuffix('.')}"
+    return errors.with_hint(error.message, hint.removesuffix("."))
 
 
 def unknown_job(job_id: str) -> ExitCode:

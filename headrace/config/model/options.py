@@ -302,7 +302,7 @@ def _value_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         try:
             parse_handler(values["handler"])
         except ConfigError as error:
-            yield "handler", f"{error.message}; {error.hint}"
+            yield "handler", error.message_with_hint
     for key in ("handler", "weights"):
         try:
             Path(values.get(key) or "").expanduser()
@@ -329,13 +329,13 @@ def option_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _batch_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    sizes, most = values.get("allowed_batch_sizes"), values.get("max_batch_size")
+    sizes, limit = values.get("allowed_batch_sizes"), values.get("max_batch_size")
     if sizes is not None and len(set(sizes)) < len(sizes):
         yield "allowed_batch_sizes", "a size is given twice; remove one"
-    if sizes is not None and most is not None and max(sizes) != most:
+    if sizes is not None and limit is not None and max(sizes) != limit:
         yield (
             "allowed_batch_sizes",
-            f"the largest is {max(sizes)}, but max_batch_size is {most}; make them the same, "
+            f"the largest is {max(sizes)}, but max_batch_size is {limit}; make them the same, "
             "or leave max_batch_size out",
         )
     if "cost" in values and "max_batch_cost" not in values:
@@ -343,8 +343,8 @@ def _batch_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _replica_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    most = values.get("max_replicas")
-    if most is None:
+    max_replicas = values.get("max_replicas")
+    if max_replicas is None:
         for key in ("min_replicas", "scale_down_s"):
             if values.get(key) is not None:
                 yield key, "it needs max_replicas; add that key"
@@ -354,6 +354,7 @@ def _replica_problems(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if values.get("min_replicas") == 0 and values.get("load") != "on_demand":
         yield "min_replicas", "0 needs `load: on_demand`; add that key, or give 1 or more"
     for key in ("min_replicas", "replicas"):
-        given = values.get(key)
-        if isinstance(given, int) and given > most:
-            yield key, f"it is {given}, more than max_replicas, {most}; change one of them"
+        replicas = values.get(key)
+        if isinstance(replicas, int) and replicas > max_replicas:
+            text = f"it is {replicas}, more than max_replicas, {max_replicas}"
+            yield key, f"{text}; change one of them"

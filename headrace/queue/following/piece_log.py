@@ -8,14 +8,13 @@ way of a piece.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Self
 
 import msgspec
 from typing_extensions import override
 
-from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait, wait_at_most
 from headrace.queue.coalescer import Coalescer
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
@@ -217,9 +216,7 @@ class LogFollower:
 
     async def woken(self, seconds: float) -> None:
         """Wait until the log may have grown since the last `read`, or the time has passed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(seconds, READ_ALL_S)):
-                await self._event.wait()
+        await wait_at_most(min(seconds, READ_ALL_S), self._event)
 
 
 class PieceLog:

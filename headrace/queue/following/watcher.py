@@ -8,7 +8,6 @@ process, or after a restart of Redis. Without watchers nothing is read.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 from headrace.errors import BrokerError
 from headrace.jobs.job import Job, job_from_record
-from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait, wait_at_most
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -86,9 +85,7 @@ class JobWatch:
 
     async def woken(self, seconds: float) -> None:
         """Wait until the status has changed, or `seconds` have passed."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
+        await wait_at_most(seconds, self._event)
         self._event.clear()
 
 
@@ -183,9 +180,7 @@ class JobWatcher:
 
     async def _stirred(self, seconds: float | None) -> None:
         if seconds is None or seconds > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(seconds):
-                    await self._stir.wait()
+            await wait_at_most(seconds, self._stir)
         self._stir.clear()
 
     async def _read(self, ids: Sequence[str]) -> None:

@@ -153,3 +153,8 @@ def pages_of(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
     """Yield items in pages of `most`: one call of a script takes no more, as it blocks Redis."""
     for at in range(0, len(items), most):
         yield items[at : at + most]
+
+
+def fields_of(flat: Sequence[T]) -> dict[T, T]:
+    """Return the fields of a hash from the flat list of a script's reply: name, value, name, ..."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))

@@ -14,7 +14,7 @@ import msgspec
 
 from headrace.errors import NOT_STARTED, JobExpired
 from headrace.redis import keys
-from headrace.redis.scripts import Arg, Command, script
+from headrace.redis.scripts import Arg, Command, fields_of, script
 
 #: The most bytes of messages that one claim takes, unless its first message alone is larger.
 CLAIM_MAX_BYTES: Final = 1024 * 1024
@@ -408,7 +408,7 @@ def read_entries(reply: Sequence[Any]) -> list[tuple[int, bytes, bytes]]:
     """Return the entries of a log: index of the last piece, JSON of pieces and of tokens."""
     entries = []
     for name, flat in reply:
-        fields = dict(zip(flat[::2], flat[1::2], strict=True))
+        fields = fields_of(flat)
         last = int(name.partition(b"-")[0])
         entries.append((last, fields.get(b"p", b""), fields.get(b"t", b"")))
     return entries

@@ -151,7 +151,7 @@ def test_a_missing_bucket_stops_the_api_with_a_sentence(redis_db: RedisServer) -
             [sys.executable, "-m", "api"], env=environ, capture_output=True, text=True, timeout=60
         )
     assert done.returncode == 2
-    assert "headrace: payload_bucket: the S3 server has no bucket nowhere (" in done.stderr
+    assert "headrace: payload_bucket: the S3 server has no bucket nowhere. " in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,14 +15,17 @@ from typing import Any
 
 import pytest
 
+from api.submission.input_store import InputStore
 from headrace.config.settings import Settings
 from headrace.errors import (
     ConfigError,
     InputUnavailable,
+    JobNotFound,
     PayloadTooLarge,
     StoreFull,
     StoreUnavailable,
 )
+from headrace.jobs.job import StoredResult
 from headrace.payloads import stores as file_store
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
@@ -121,6 +125,17 @@ def test_behind_the_end_there_is_nothing(site: Site) -> None:
     entry = site.entry()
     site.stores.put(entry, BODY)
     assert site.stores.of(entry.ref).read(entry.ref, len(BODY), 10) == b""
+
+
+def test_a_whole_result_or_an_error(site: Site) -> None:
+    entry = site.entry()
+    site.stores.put(entry, BODY)
+    site.stores.of(entry.ref).chunk_bytes = 1000
+    longer = StoredResult(entry.ref, len(BODY) + 1, "")
+    with closing(InputStore(site.stores, InputRefs(Settings(), 1))) as results:
+        assert asyncio.run(results.read_whole(longer._replace(size=len(BODY)))) == BODY
+        with pytest.raises(JobNotFound, match="only 76800 of 76801 bytes"):
+            asyncio.run(results.read_whole(longer))
 
 
 def test_what_is_not_there_is_missing(site: Site) -> None:

@@ -22,6 +22,20 @@ def classes() -> list[type[errors.HeadraceError]]:
 
 
 @pytest.mark.parametrize(
+    ("message", "hint", "text"),
+    [
+        ("no 'x'; did you mean y?", "It has y.", "no 'x'; did you mean y? It has y."),
+        ("no X; did you mean Y?", "docs list them", "no X; did you mean Y? docs list them"),
+        ("it is broken.", "Write it anew.", "it is broken. Write it anew."),
+        ("it is broken.", "", "it is broken."),
+        ("it is broken", "write it anew", "it is broken; write it anew"),
+    ],
+)
+def test_an_error_and_its_hint_are_one_readable_text(message: str, hint: str, text: str) -> None:
+    assert errors.ConfigError(message, hint=hint).message_with_hint == text
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("Traceback:\n  File a.py\nValueError: no model\n", "ValueError: no model"),

@@ -46,7 +46,6 @@ from extensions.torchserve.api.replies import (
     Kind,
     TorchServeError,
     json_reply,
-    message_of,
     reply_to,
     status_reply,
 )
@@ -185,8 +184,7 @@ async def _predict(target: Target, services: Services, request: Request, body: b
         try:
             model = model_of_version(model, target.version, statuses)
         except ModelNotFound as error:
-            message = message_of(error)
-            raise TorchServeError(Kind.VERSION_NOT_FOUND, message) from None
+            raise TorchServeError(Kind.VERSION_NOT_FOUND, error.message_with_hint) from None
     try:
         validated = _validated(services, request, model, target, body)
     except HeadraceError as error:

@@ -21,7 +21,7 @@ from extensions.torchserve.api.replies import (
     answer_of_failure,
     error_reply,
 )
-from headrace.jobs.job import Job, JobFailure, State, StoredResult, error_of
+from headrace.jobs.job import Job, JobFailure, State, error_of
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import BINARY_TYPE, JSON_TYPE
 from headrace.response import HEADER_NAME, ResponseDetails, error_response, split_details
@@ -114,7 +114,7 @@ async def _result(services: Services, request: Request, job: Job, *, native: boo
             return await stream_result(
                 services, request, stored, span, status, content_type, headers
             )
-        body = shown(await _whole(services, stored))
+        body = shown(await services.input_store.read_whole(stored))
     else:
         text = job.result_json or b""
         body = base64.b64decode(kombu_base64(text)) if job.result_type else shown(text)
@@ -132,17 +132,6 @@ def shown(text: bytes) -> bytes:
     except msgspec.DecodeError:
         # Bytes that the handler calls JSON, with NaN in them.
         return text
-
-
-async def _whole(services: Services, stored: StoredResult) -> bytes:
-    pieces, at = [], 0
-    while at < stored.size:
-        piece = await services.input_store.read(stored, at, stored.size - at)
-        if not piece:
-            break
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
 
 
 def _too_large(job: Job, size: int, limit_bytes: int) -> TorchServeError:

@@ -144,9 +144,9 @@ def _summary(measurements: Sequence[Measurement]) -> Element | None:
 
 def _charts(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> list[Element | None]:
     figures = [_throughput(measurements), _latencies(measurements, loads), _stages(loads)]
-    shown = element("div", *figures, class_="figures")
+    charts = element("div", *figures, class_="figures")
     return [
-        section("Throughput and latency", shown) if len(shown) else None,
+        section("Throughput and latency", charts) if len(charts) else None,
         _batches(loads),
         _over_time(loads),
     ]
@@ -195,21 +195,21 @@ def _throughput(measurements: Sequence[Measurement]) -> Element | None:
     return figure(f"Throughput over {name}", chart, caption, legend)
 
 
-def _some(loads: Sequence[_Named], most: int) -> tuple[list[_Named], str]:
+def _some(loads: Sequence[_Named], limit: int) -> tuple[list[_Named], str]:
     """Return at most so many loads, evenly chosen, with the first and the last; and a note."""
-    if len(loads) <= most:
+    if len(loads) <= limit:
         return list(loads), ""
-    shown = [loads[round(n * (len(loads) - 1) / (most - 1))] for n in range(most)]
-    return shown, f" {most} of {len(loads)} loads are shown."
+    chosen = [loads[round(n * (len(loads) - 1) / (limit - 1))] for n in range(limit)]
+    return chosen, f" {limit} of {len(loads)} loads are shown."
 
 
 def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> Element | None:
-    shown, note = _some([named for named in loads if named.load.latency_cdf], COLOURS)
-    if not shown:
+    chosen, note = _some([named for named in loads if named.load.latency_cdf], COLOURS)
+    if not chosen:
         return None
     series = [
         Series(name, [Point(ms, share * 100) for ms, share in load.latency_cdf], colour)
-        for colour, (name, load) in enumerate(shown)
+        for colour, (name, load) in enumerate(chosen)
     ]
     chart = line_chart(
         "Share of requests by latency", series, "latency, ms", "requests, %",
@@ -221,13 +221,13 @@ def _latencies(measurements: Sequence[Measurement], loads: Sequence[_Named]) -> 
 
 
 def _stages(loads: Sequence[_Named]) -> Element | None:
-    shown, note = _some([named for named in loads if named.load.stages], _BARS_MAX)
-    if not shown:
+    chosen, note = _some([named for named in loads if named.load.stages], _BARS_MAX)
+    if not chosen:
         return None
-    parts = list(dict.fromkeys(name for _, load in shown for name in load.stages))
+    parts = list(dict.fromkeys(name for _, load in chosen for name in load.stages))
     bars = [
         Bar(name, [(parts.index(part), time.mean) for part, time in load.stages.items()])
-        for name, load in shown
+        for name, load in chosen
     ]
     chart = bar_chart("Mean time by stage", bars, "mean time of a request, ms")
     legend = list(enumerate(part.replace("_", " ") for part in parts))
@@ -237,11 +237,11 @@ def _stages(loads: Sequence[_Named]) -> Element | None:
 
 def _batches(loads: Sequence[_Named]) -> Element | None:
     with_sizes = [named for named in loads if sum(named.load.batch_sizes.values())]
-    shown, note = _some(with_sizes, _SMALL_MAX)
-    if not shown:
+    chosen, note = _some(with_sizes, _SMALL_MAX)
+    if not chosen:
         return None
     figures = []
-    for name, load in shown:
+    for name, load in chosen:
         total = sum(load.batch_sizes.values())
         columns = [(str(n), 100 * count / total) for n, count in sorted(load.batch_sizes.items())]
         chart = column_chart(f"Batch sizes of {name}", columns, "batch size", "requests, %")
@@ -255,11 +255,11 @@ def _batches(loads: Sequence[_Named]) -> Element | None:
 
 
 def _over_time(loads: Sequence[_Named]) -> Element | None:
-    shown, note = _some([named for named in loads if len(named.load.windows) > 1], _SMALL_MAX)
-    if not shown:
+    chosen, note = _some([named for named in loads if len(named.load.windows) > 1], _SMALL_MAX)
+    if not chosen:
         return None
     figures = []
-    for name, load in shown:
+    for name, load in chosen:
         lines = [
             Series("p99", [Point(window.start_s, window.p99_ms) for window in load.windows], 0),
             Series("p50", [Point(window.start_s, window.p50_ms) for window in load.windows], 2),

@@ -41,19 +41,6 @@ def test_an_error_has_its_exit_code(error: errors.HeadraceError, code: int) -> N
     assert exit_code(error) == code
 
 
-@pytest.mark.parametrize(
-    ("message", "hint", "line"),
-    [
-        ("no 'x'; did you mean y?", "It has y.", "no 'x'; did you mean y? It has y"),
-        ("no X; did you mean Y?", "docs list them", "no X; did you mean Y? docs list them"),
-        ("it is broken.", "Write it anew.", "it is broken. Write it anew"),
-        ("it is broken", "write it anew", "it is broken; write it anew"),
-    ],
-)
-def test_an_error_and_its_hint_are_one_readable_line(message: str, hint: str, line: str) -> None:
-    assert error_text(errors.ConfigError(message, hint=hint)) == line
-
-
 def test_of_several_exit_codes_the_highest_applies() -> None:
     assert max(ExitCode.FAILED, ExitCode.UNKNOWN_ID, ExitCode.DONE) is ExitCode.UNKNOWN_ID
 

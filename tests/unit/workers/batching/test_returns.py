@@ -301,6 +301,13 @@ def test_without_a_delay_nobody_is_held() -> None:
     assert left(made.decide(at)).reason == "deadline"
 
 
+@pytest.mark.parametrize("policy", [BatchPolicy(1, DELAY_S), BatchPolicy(8, 0.0)])
+def test_without_holds_no_work_is_spent_on_callers(policy: BatchPolicy) -> None:
+    made: Batcher[Waiting] = Batcher(policy)
+    observed(made)
+    assert made.returns == Returns()
+
+
 def test_the_slope_is_kept_while_all_batches_have_one_size() -> None:
     fit = LatencyModel()
     for size in (1, 4) * 20:

@@ -104,7 +104,7 @@ def test_neither_conf_nor_stats_hold_a_password(tmp_path: Path, url: str) -> Non
         (
             "workers.background.app",
             {},
-            "headrace: a background worker needs HEADRACE_REDIS_URL, which is not set (set",
+            "headrace: a background worker needs HEADRACE_REDIS_URL, which is not set; set",
         ),
         (
             "workers.celery_app",

@@ -13,7 +13,6 @@ from extensions.torchserve.api.replies import (
     answer_of,
     answer_of_failure,
     fixed_headers,
-    message_of,
     new_request_id,
     reply_to,
     status_reply,
@@ -121,11 +120,3 @@ def test_a_full_queue_says_when_to_try_again() -> None:
 def test_a_body_over_the_limit_has_an_answer_without_a_body() -> None:
     reply = reply_to(errors.PayloadTooLarge("the body has 9 bytes"))
     assert (reply.status, reply.body, reply.content_type) == (413, b"", b"")
-
-
-def test_a_message_has_one_stop_before_its_hint() -> None:
-    for message in ("no model 'a'", "no model 'a'."):
-        assert message_of(errors.ModelNotFound(message, hint="use b")) == "no model 'a'. use b"
-    unclear = errors.ModelNotFound("no model 'a'; did you mean b?", hint="use b")
-    assert message_of(unclear) == "no model 'a'; did you mean b? use b"
-    assert message_of(errors.ModelNotFound("no model 'a'")) == "no model 'a'"

@@ -12,7 +12,7 @@ from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Client, celery_worker, write_models
 
-WAY = r"(1 thread|[2-4] threads|[2-4] processes): (preprocess|a batch of \d) takes |1 process, as"
+WAY = r"(1 thread|[2-4] threads|[2-4] processes): (preprocess|a batch of \d) takes |1 process, set"
 
 
 def model(handler: str, **more: Any) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_each_model_says_where_its_preprocess_runs_and_why(
         says = {name: states[name]["preprocess"] for name in models}
         # Which way is the fastest depends on the machine and on what else it does.
         assert all(re.match(WAY, text) for text in says.values()), says
-        assert says["set"] == "1 process, as preprocess_processes says"
+        assert says["set"] == "1 process, set by preprocess_processes"
         assert "process" not in says["odd"].split(":")[0]
         for name in models:
             jobs = client.wait(*client.submit(name, *range(40)))

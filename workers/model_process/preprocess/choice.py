@@ -2,7 +2,7 @@
 
 The handler's example has run as the largest batch before. If `preprocess` took a noticeable part of
 it, batches run with one thread and with several. That shows what the interpreter's lock allows,
-with this `inference` beside it. What processes could reach is computed from the times. Only if that
+next to this `inference`. What processes could reach is computed from the times. Only if that
 is much better, they start, and batches run with them too; the load then waits for their imports.
 """
 
@@ -137,7 +137,7 @@ class Choice:
             if isinstance(count, int) and count:
                 ending = "" if count == 1 else "es" if noun == "process" else "s"
                 key = "preprocess_processes" if noun == "process" else "preprocess_threads"
-                return f"{count} {noun}{ending}, as {key} says"
+                return f"{count} {noun}{ending}, set by {key}"
         if not overlaps(handler):
             return f"{ONE}, in turn with the other verbs: the handler does not set overlap = True"
         if not batches:

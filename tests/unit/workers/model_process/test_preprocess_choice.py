@@ -85,8 +85,8 @@ def test_another_way_must_be_faster_by_its_factor(
     ("handler", "options", "says"),
     [
         (Overlapping(), (AUTO, AUTO), "1 thread: preprocess takes 0.0 ms of a batch of 4, "),
-        (Overlapping(), (3, AUTO), "3 threads, as preprocess_threads says"),
-        (Overlapping(), (AUTO, 1), "1 process, as preprocess_processes says"),
+        (Overlapping(), (3, AUTO), "3 threads, set by preprocess_threads"),
+        (Overlapping(), (AUTO, 1), "1 process, set by preprocess_processes"),
         (InTurn(), (AUTO, 0), "1 thread, in turn with the other verbs: "),
         (WithoutExample(), (AUTO, AUTO), "1 thread: the handler has no example_input"),
     ],

@@ -211,7 +211,7 @@ class Choice:
         elif least_ms == _NEVER:
             return False  # with its reason noted
         elif least_ms * _GAIN_OF_PROCESSES > ways.ms[ways.best]:
-            ways.notes.append(f"processes could reach {least_ms:.1f} ms")
+            ways.notes.append(f"processes would take {least_ms:.1f} ms at best")
         else:
             processes = [self.spawn() for _ in range(count)]
             name = f"{count} process{'' if count == 1 else 'es'}"

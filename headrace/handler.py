@@ -163,7 +163,8 @@ class Handler:
     #: and `postprocess` of the last may run in other threads while `inference` runs.
     overlap: ClassVar[bool] = False
 
-    #: True if `preprocess` treats each input separately. Then its processes may share a batch.
+    #: True if `preprocess` treats each input separately, and may run in several threads at once.
+    #: Then threads or processes may share a batch; what is faster is measured at the load.
     preprocess_per_item: ClassVar[bool] = False
 
     #: True if `{"content_type", "base64"}` anywhere inside a JSON input arrives as bytes (str for

@@ -36,8 +36,10 @@ class Device(Handler):
 
     @override
     def example_input(self) -> bytes:
+        # Decoded as long as a photograph: with it, the place of `preprocess` is chosen.
         file = io.BytesIO()
-        Image.new("RGB", (SIDE_PX, SIDE_PX)).save(file, "JPEG")
+        noise = Image.effect_noise((125, 94), 80).convert("RGB")
+        noise.resize((500, 375)).save(file, "JPEG", quality=90)
         return file.getvalue()
 
     @override

@@ -18,7 +18,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.explanations import ExplainingHandler, explain_image, read_target
-from handlers.common.images import ImageHandler, decode, from_base64, is_upright_jpeg, to_rgb
+from handlers.common.images import (
+    ImageHandler,
+    decode,
+    from_base64,
+    is_upright_jpeg,
+    photograph,
+    to_rgb,
+)
 from handlers.common.items import grouped
 from handlers.common.modules import CroppedImageOptions, load_module
 from handlers.common.tensors import Fetched, Transfer, in_order, use_channels_last
@@ -139,6 +146,10 @@ class CroppedImageHandler(ExplainingHandler, ImageHandler):
         )
         self.mean = torch.tensor(options.mean, device=context.device).view(3, 1, 1) * 255
         self.std = torch.tensor(options.std, device=context.device).view(3, 1, 1) * 255
+
+    @override
+    def example_input(self) -> bytes | None:
+        return photograph(self.options.max_pixels)
 
     @override
     def initialize_preprocess(self, context: Context) -> None:

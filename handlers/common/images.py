@@ -108,6 +108,7 @@ HIGHEST_MAX_PIXELS: Final = 89_478_485
 #: The longest side, as in a JPEG. Pillow needs memory and time for each row, however short it is.
 HIGHEST_SIDE_PX: Final = 65_535
 DRAWING_SIDE_PX: Final = 32
+PHOTOGRAPH_PX: Final = (500, 375)
 
 SEND_AN_IMAGE: Final = (
     "send the bytes of a PNG or JPEG as the request's body, "
@@ -230,6 +231,19 @@ def drawing(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
     image.paste("black", (DRAWING_SIDE_PX // 3, 0, DRAWING_SIDE_PX // 2, DRAWING_SIDE_PX))
     file = io.BytesIO()
     image.save(file, "PNG")
+    return file.getvalue()
+
+
+def photograph(max_pixels: int = DEFAULT_MAX_PIXELS) -> bytes | None:
+    """Return a JPEG of a common size, an example that takes as long to decode as a client's image.
+
+    Where `preprocess` runs is chosen with it. Above `max_pixels` it is the drawing.
+    """
+    small = drawing(max_pixels)
+    if max_pixels < PHOTOGRAPH_PX[0] * PHOTOGRAPH_PX[1]:
+        return small
+    file = io.BytesIO()
+    Image.effect_mandelbrot(PHOTOGRAPH_PX, (-2, -1, 1, 1), 60).convert("RGB").save(file, "JPEG")
     return file.getvalue()
 
 

@@ -25,6 +25,12 @@ MIN_SCORE: Final = 0.5
 
 def pixels(image: Image.Image) -> Tensor:
     """Return the 8-bit tones of an image as a tensor (C, H, W); of 1-bit images 0 and 255."""
+    if image.mode == "RGB":
+        # A fifth faster than an array of the whole image: `python -m benchmarks.models.jpegs`.
+        tones = np.empty((3, image.height, image.width), np.uint8)
+        for plane, channel in zip(tones, image.split(), strict=True):
+            plane[:] = np.frombuffer(channel.tobytes(), np.uint8).reshape(plane.shape)
+        return torch.from_numpy(tones)
     tones = np.array(image, np.uint8)
     if image.mode == "1":
         tones *= 255

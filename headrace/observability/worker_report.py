@@ -341,6 +341,7 @@ class ModelState(msgspec.Struct, frozen=True):
         cpus: the logical CPUs of each pinned process, such as "0-3".
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
+        preprocess: where its `preprocess` runs, and why; "" for a generator.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -362,6 +363,7 @@ class ModelState(msgspec.Struct, frozen=True):
     memory_mib: int = 0
     processes: list[ProcessState] = []
     variant: str = ""
+    preprocess: str = ""
     generation: GenerationState | None = None
 
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any, Final
 
 from headrace.generator import Generator
@@ -27,6 +28,7 @@ from workers.model_process.batch_state import (
     PREEMPTED,
     Inbox,
     ReceivedBatch,
+    SubBatch,
     done_frame,
     leave,
 )
@@ -34,6 +36,7 @@ from workers.model_process.context import ThreadContext, begin, overlaps
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.generation.continuous import BATCHES_MAX, ContinuousExecutor
 from workers.model_process.overlap import OverlappedExecutor
+from workers.model_process.preprocess.choice import AUTO, Choice
 from workers.model_process.preprocess.pool import LoadFailed, PreprocessProcess, install_pool
 from workers.model_process.reports.profile import Profiler
 from workers.model_process.startup import (
@@ -125,7 +128,11 @@ def _become_ready(
     try:
         executor, processes, variant = _load(config, frames)
         frames.send(Warming())
-        fits = warm_up(executor, config["example_parameters"])
+        batches: list[SubBatch] = []
+        fits = warm_up(executor, config["example_parameters"], batches)
+        choice = Choice(executor, *_preprocess(config), spawn=partial(_spawn, config))
+        preprocess = choice.make(batches)
+        processes += choice.processes
     except LoadFailed as error:
         frames.send(NotLoaded(str(error)))
         return None
@@ -146,7 +153,7 @@ def _become_ready(
         profiler.every(config["profile"]["every"], config["profile"]["batches"])
     helpers = [process.process.pid for process in processes]
     overlap = overlaps(executor.handler) and not continuous
-    frames.send(Loaded(load_s, fits, helpers, overlap, continuous, variant))
+    frames.send(Loaded(load_s, fits, helpers, overlap, continuous, variant, preprocess))
     return executor
 
 
@@ -190,8 +197,8 @@ def _load(
 ) -> tuple[BatchExecutor, list[PreprocessProcess], str]:
     """Return the handler's executor, its preprocess processes, and the variant in words."""
     # Before the handler may initialise CUDA. The processes load while the handler does.
-    count = config["preprocess_processes"]
-    processes = [PreprocessProcess.spawn(config, int(sys.argv[2])) for _ in range(count)]
+    threads, count = (0 if number == AUTO else int(number) for number in _preprocess(config))
+    processes = [_spawn(config) for _ in range(count)]
     handler = handler_of(config)
     if (send_metrics_to := getattr(handler, "send_metrics_to", None)) is not None:
         send_metrics_to(lambda rows: frames.send(Metrics(rows)))
@@ -205,8 +212,16 @@ def _load(
         output_check=check_of(config["output_check"]),
     )
     variant = install_variant(executor, config)
-    install_pool(executor, processes, config["preprocess_threads"])
+    install_pool(executor, processes, threads)
     return executor, processes, "" if variant is None else describe(variant)
+
+
+def _preprocess(config: dict[str, Any]) -> tuple[int | str, int | str]:
+    return config["preprocess_threads"], config["preprocess_processes"]
+
+
+def _spawn(config: dict[str, Any]) -> PreprocessProcess:
+    return PreprocessProcess.spawn(config, int(sys.argv[2]))
 
 
 if __name__ == "__main__":

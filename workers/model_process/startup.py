@@ -139,12 +139,16 @@ def _their_frames(frames: TracebackType | None) -> TracebackType | None:
     return None
 
 
-def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None) -> int:
+def warm_up(
+    executor: BatchExecutor,
+    parameters: Mapping[str, Any] | None = None,
+    ran: list[SubBatch] | None = None,
+) -> int:
     """Run the handler's `example_input` alone and as a full batch; do nothing without one.
 
     A broken handler fails here. One-time work, such as choosing kernels and filling caches, is done
     here too, so that no job waits for it. With `allowed_batch_sizes` it runs as a batch of each of
-    these sizes.
+    these sizes. `ran` gets these batches, with their times.
 
     Returns:
         0, or the largest batch that fits into memory if the full batch did not.
@@ -158,16 +162,20 @@ def warm_up(executor: BatchExecutor, parameters: Mapping[str, Any] | None = None
     text, nested = as_sent(example)
     details = InputDetails(parameters=msgspec.json.encode(parameters or {}), nested=nested)
     _, value, kind, beside = executor.decode(WARM_UP_ID, text, details=details.text())
-    _run(executor, [(WARM_UP_ID, value, kind, beside)])
-    size_max, ran = executor.context.max_batch_size, 1
+    alone: list[Input] = [(WARM_UP_ID, value, kind, beside)]
+    batches = [SubBatch(alone, _run(executor, alone))]
+    size_max = executor.context.max_batch_size
     halves = [size_max >> n for n in range(size_max.bit_length())]
     for size in executor.context.allowed_batch_sizes or halves:
         inputs: list[Input] = [(f"{WARM_UP_ID}-{n}", value, kind, beside) for n in range(size)]
-        if size > 1 and _fits(executor, inputs):
-            ran = max(ran, size)
+        if size > 1 and (times := _times_if_it_fits(executor, inputs)) is not None:
+            batches.append(SubBatch(inputs, times))
             if not executor.context.allowed_batch_sizes:
                 break
-    return ran if ran < size_max else 0
+    if ran is not None:
+        ran += batches
+    most = max(len(batch.inputs) for batch in batches)
+    return most if most < size_max else 0
 
 
 def example_of(handler: Handler) -> Any:
@@ -201,20 +209,18 @@ def _as_part(value: Any) -> bytes | None:
     return binary_input(body, image_type(body) or BINARY_TYPE)
 
 
-def _fits(executor: BatchExecutor, inputs: list[Input]) -> bool:
+def _times_if_it_fits(executor: BatchExecutor, inputs: list[Input]) -> StageTimes | None:
     try:
-        _run(executor, inputs)
+        return _run(executor, inputs)
     except Exception as error:
         if not out_of_memory(error):
             raise
         logger.warning("warm-up: out of memory with %d items: %s", len(inputs), error)
-    else:
-        return True
     free_memory()
-    return False
+    return None
 
 
-def _run(executor: BatchExecutor, inputs: list[Input]) -> None:
+def _run(executor: BatchExecutor, inputs: list[Input]) -> StageTimes:
     sub_batch = SubBatch(inputs, StageTimes())
     executor.verbs(sub_batch)
     for result in sub_batch.results:
@@ -228,3 +234,4 @@ def _run(executor: BatchExecutor, inputs: list[Input]) -> None:
             raise HandlerError(
                 f"the result for example_input cannot be sent: {text_of(error)}"
             ) from error
+    return sub_batch.times

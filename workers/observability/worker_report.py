@@ -135,6 +135,7 @@ def model_report(model: ServedModel) -> dict[str, Any]:
             write_cpus(r.core_set) for r in model.replicas if r.process is not None and r.core_set
         ],
         "variant": next((r.variant for r in model.replicas if r.variant), ""),
+        "preprocess": next((r.preprocess for r in model.replicas if r.preprocess), ""),
         "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
         "processes": [

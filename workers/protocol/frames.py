@@ -159,6 +159,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         overlap: its handler works on two batches at once.
         continuous: its handler is a generator.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
+        preprocess: where `preprocess` runs, and why; "" for a generator.
     """
 
     load_s: float
@@ -167,6 +168,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     overlap: bool
     continuous: bool
     variant: str
+    preprocess: str
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

@@ -77,7 +77,7 @@ class Replica:
         staged: the batch that the process already has while it runs another.
         staged_began: the process has begun to work on the staged batch too.
         preempt_requested: the staged batch was requested back, if its `inference` has not begun.
-        fits, helpers, overlap, continuous, variant: as in the frame `Loaded`.
+        fits, helpers, overlap, continuous, variant, preprocess: as in the frame `Loaded`.
         room: how many more jobs a generator takes.
         offline_room: how many of them may be offline.
         generation: what a generator does, as it has reported.
@@ -120,6 +120,7 @@ class Replica:
     overlap: bool = False
     continuous: bool = False
     variant: str = ""
+    preprocess: str = ""
     room: int = 0
     offline_room: int = 0
     generation: GenerationState = IDLE
@@ -348,7 +349,7 @@ class Replica:
         self.due_at = NEVER
         self.fits, self.helpers = process.fits, process.helpers
         self.overlap, self.continuous = process.overlap, process.continuous
-        self.variant = process.variant
+        self.variant, self.preprocess = process.variant, process.preprocess
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long; return whether to give up the process."""

@@ -79,6 +79,14 @@ class ModelWorker(msgspec.Struct):
             ],
         ),
     ]
+    preprocess: Annotated[
+        str,
+        Meta(
+            description="Where `preprocess` runs, and why; empty until the model is loaded, and for"
+            " generators.",
+            examples=["2 threads: a batch of 8 takes 9.8 ms with 1 thread, 6.1 ms with 2 threads"],
+        ),
+    ]
     model_pids: list[int]
     error: _Error
 
@@ -247,6 +255,7 @@ def _worker(served: ServingWorker) -> ModelWorker:
         cpus=state.cpus,
         memory_mb=state.memory_mib,
         variant=state.variant,
+        preprocess=state.preprocess,
         model_pids=state.pids,
         error=state.error or None,
     )

@@ -246,10 +246,12 @@ def _preprocess(present: Mapping[str, Any], cores: int) -> Axis | None:
         pairs += [(number, 0), (own[0], number)]
     choices = []
     for threads, processes in dict.fromkeys(pairs):
-        count, noun = (processes, "preprocess process") if processes else (threads, "thread")
-        plural = "" if count == 1 else "es" if processes else "s"
-        label = f"{count} {noun}{plural}" + ("" if processes else " for preprocess")
-        if (threads, processes) == (1, 0):
+        several = processes not in (0, "auto")
+        count, noun = (processes, "preprocess process") if several else (threads, "thread")
+        plural = "" if count == 1 else "es" if several else "s"
+        label = f"{count} {noun}{plural}" + ("" if several else " for preprocess")
+        # What the worker chooses at the load, or one thread.
+        if (threads, processes) == ((1, 0) if "auto" not in own else own):
             label = ""
         values = {"preprocess_threads": threads, "preprocess_processes": processes}
         choices.append(Choice(label=label, options=values))

@@ -475,6 +475,8 @@ def _placement(worker: dict[str, Any]) -> str:
         parts.append(f"{worker['memory_mb']} MiB each")
     if worker.get("variant"):
         parts.append(str(worker["variant"]))
+    if worker.get("preprocess"):
+        parts.append(f"preprocess in {worker['preprocess']}")
     return "; " + ", ".join(parts)
 
 

@@ -182,9 +182,9 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         events: whether Celery's monitors, such as Flower, get events of the jobs; sampled: of all
             up to events_per_s (a setting), else of a sample.
         malloc_tuning: on a CPU with glibc, keep the memory of activations mapped between batches.
-        preprocess_threads: threads that share a batch's preprocess.
+        preprocess_threads: threads that share a batch's preprocess; auto: measured at the load.
         preprocess_processes: processes that share a batch's preprocess; 0: it runs in the model
-            process, in preprocess_threads.
+            process, in preprocess_threads; auto: measured at the load.
         parameters: the values that a client may send with an input, by name; the handler reads
             them as context.parameters.
         headers: the headers of a request that the handler reads as context.headers, in lower case.
@@ -249,8 +249,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     optimize: Optimize | None = None
     events: bool | Literal["sampled"] = "sampled"
     malloc_tuning: bool = True
-    preprocess_threads: Annotated[int, Meta(ge=1, le=64)] = 1
-    preprocess_processes: Annotated[int, Meta(ge=0, le=64)] = 0
+    preprocess_threads: Annotated[int, Meta(ge=1, le=64)] | Literal["auto"] = "auto"
+    preprocess_processes: Annotated[int, Meta(ge=0, le=64)] | Literal["auto"] = "auto"
     parameters: dict[ParameterName, Parameter] = msgspec.field(default_factory=dict)
     headers: Annotated[list[HeaderName], Meta(max_length=32)] = msgspec.field(default_factory=list)
     options: dict[str, Any] = msgspec.field(default_factory=dict)

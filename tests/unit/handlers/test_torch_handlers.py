@@ -223,3 +223,11 @@ def test_the_module_must_be_named(folder: Path, kind: type[Handler]) -> None:
 def test_a_vocabulary_is_needed(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"there is no vocabulary .*source_vocab.pt"):
         made(TextClassifier, folder, "Bag")
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1"])
+def test_the_tones_of_an_image_are_those_of_its_array(mode: str) -> None:
+    image = Image.effect_noise((7, 5), 80).convert("RGB").convert(mode)
+    array = np.array(image, np.uint8).reshape(5, 7, -1).transpose(2, 0, 1)
+    assert np.array_equal(pixels(image).numpy(), array * (255 if mode == "1" else 1))
+    assert pixels(image).is_contiguous()

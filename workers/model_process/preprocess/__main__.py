@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import ConfigError
-from headrace.handler import Context, Handler
+from headrace.handler import Context
 from headrace.observability import logs
 from workers.model_process.context import TRACES, Input, ItemDetails
 from workers.model_process.executor import BatchExecutor
 from workers.model_process.outcomes import failure
+from workers.model_process.preprocess.pool import why_not_in_process
 from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer
 from workers.model_process.reports.progress_reporter import BatchProgress
 from workers.model_process.reports.stacks import sample_to
@@ -93,17 +94,13 @@ def main() -> None:
 def _load(config: dict[str, Any], frames: Frames) -> BatchExecutor:
     context: Context = context_of({**config, "device": "cpu"}, Context)
     handler = handler_of(config)
-    load = getattr(handler, "initialize_preprocess", None)
-    own = getattr(type(handler), "initialize_preprocess", None) is not Handler.initialize_preprocess
-    plain = getattr(type(handler), "initialize", None) is Handler.initialize
-    if load is None or not (own or plain):
+    if why := why_not_in_process(handler):
         raise ConfigError(
-            f"model {context.model_name}: preprocess_processes is set, but the handler defines "
-            "`initialize` without `initialize_preprocess`",
+            f"model {context.model_name}: preprocess_processes is set, but {why}",
             hint="define initialize_preprocess(context): set up what preprocess needs, without "
             "loading the model",
         )
-    initialize(load, context)
+    initialize(handler.initialize_preprocess, context)
     executor = BatchExecutor(handler, context)
     executor.report_progress_to(lambda seq, rows: frames.send(ItemProgress(seq, rows)))
     return executor

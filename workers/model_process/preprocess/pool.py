@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from headrace.config.environment import launch_command, with_server_path
 from headrace.errors import ConfigError, InputError
+from headrace.handler import Handler
 from headrace.observability import logs
 from workers.model_process.context import TRACES, Input
 from workers.model_process.executor import BatchExecutor, checked_list
@@ -153,6 +154,14 @@ class PreprocessProcess:
         buffer = self.buffers[number]
         return unpack(answer.packed, buffer, answer.size, lambda: self._release(number))
 
+    def stop(self) -> None:
+        """End the process, which reads EOF."""
+        self.frames.close()
+        self.files.close()
+        for descriptor in self.buffers:
+            os.close(descriptor)
+        self.process.wait()
+
     def _release(self, number: int) -> None:
         if number < len(self.buffers):
             self.free.append(number)
@@ -213,6 +222,11 @@ class PreprocessPool:
                 raise error
         return _joined([future.result() for future in futures], shares)
 
+    def close(self) -> None:
+        """End its threads."""
+        for executor in self._executors:
+            executor.shutdown()
+
     def _shares(self, inputs: list[Input]) -> list[list[Input]]:
         count = min(len(self._workers), len(inputs)) if self._per_item else 1
         bounds = [len(inputs) * n // count for n in range(count + 1)]
@@ -241,6 +255,31 @@ def _one_array(parts: list[Any]) -> Any:
     return None
 
 
+def why_not_in_process(handler: Handler) -> str:
+    """Return why a process cannot load what the handler's `preprocess` needs; "" if it can."""
+    load = getattr(handler, "initialize_preprocess", None)
+    own = getattr(type(handler), "initialize_preprocess", None) is not Handler.initialize_preprocess
+    plain = getattr(type(handler), "initialize", None) is Handler.initialize
+    if load is None or not (own or plain):
+        return "the handler defines `initialize` without `initialize_preprocess`"
+    return ""
+
+
+def pool_of(executor: BatchExecutor, processes: list[PreprocessProcess]) -> PreprocessPool:
+    """Return the pool of these processes, once they are loaded.
+
+    Raises:
+        LoadFailed: a process cannot be loaded.
+    """
+    for process in processes:
+        process.forward = lambda rows: (
+            executor.reporter.forward(rows) if executor.reporter else None
+        )
+        process.ready()
+    per_item = bool(getattr(executor.handler, "preprocess_per_item", False))
+    return PreprocessPool([process.prepare for process in processes], per_item=per_item)
+
+
 def install_pool(executor: BatchExecutor, processes: list[PreprocessProcess], threads: int) -> None:
     """Run the executor's `preprocess` in these processes, or in `threads` threads.
 
@@ -257,12 +296,10 @@ def install_pool(executor: BatchExecutor, processes: list[PreprocessProcess], th
             f"{key} is {workers}, but the handler {type(handler).__name__} runs its verbs in turn",
             hint="set overlap = True if the handler keeps nothing on itself between its verbs",
         )
-    for process in processes:
-        process.forward = lambda rows: (
-            executor.reporter.forward(rows) if executor.reporter else None
-        )
-        process.ready()
-    prepare: list[Prepare] = [process.prepare for process in processes]
     per_item = bool(getattr(handler, "preprocess_per_item", False))
-    pool = PreprocessPool(prepare or [executor.own_preprocess] * threads, per_item=per_item)
+    pool = (
+        pool_of(executor, processes)
+        if processes
+        else PreprocessPool([executor.own_preprocess] * threads, per_item=per_item)
+    )
     executor.preprocess = pool.prepare

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from handlers.common.images import HIGHEST_MAX_PIXELS, decode, to_grey, to_rgb
+from handlers.common.images import HIGHEST_MAX_PIXELS, decode, photograph, to_grey, to_rgb
 from headrace.errors import InputError
 from tests.harness.pictures import encoded, oriented, png, with_segment
 
@@ -225,3 +225,12 @@ def test_only_exif_turns_an_image(kind: str) -> None:
     for orientation in range(1, 9):
         turned = decode(encoded(image, kind, exif=oriented(orientation), **options))
         assert turned.size == ((40, 30) if orientation < 5 else (30, 40))
+
+
+@pytest.mark.parametrize(
+    ("max_pixels", "size"), [(500 * 375, (500, 375)), (500 * 375 - 1, (32, 32))]
+)
+def test_the_example_is_as_large_as_a_photograph_within_the_limit(
+    max_pixels: int, size: tuple[int, int]
+) -> None:
+    assert decode(photograph(max_pixels), max_pixels=max_pixels).size == size

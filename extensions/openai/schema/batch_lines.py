@@ -25,6 +25,8 @@ from headrace.errors import InvalidParameter
 SHAPES: Final[Mapping[str, type[OpenAIRequest]]] = {
     CHAT: ChatRequest, COMPLETIONS: CompletionRequest, EMBEDDINGS: EmbeddingRequest,
 }  # fmt: skip
+#: What the row of a line carries that its endpoint refuses: the parameter at fault.
+PARAM: Final = "param"
 #: A batch is offline work.
 _TIER: Final = "flex"
 

@@ -86,11 +86,26 @@ def test_a_batch_of_embeddings(batches: Batches) -> None:
     assert found.usage == alone.usage
 
 
-def test_a_bad_line_fails_the_batch_before_it_runs(batches: Batches) -> None:
-    ended = batches.ended(batches.create([chat("a", "x"), chat("b", "x", n=2)], CHAT))
+def test_a_line_that_is_refused_fails_alone(batches: Batches) -> None:
+    lines = [chat("a", "x"), chat("b", "x", n=2), chat("c", "x", tools=[{}]), chat("d", "x")]
+    ended = batches.ended(batches.create(lines, CHAT))
+    assert (ended.status, ended.request_counts.failed) == ("completed", 2)
+    good, bad = batches.both(ended)
+    assert (sorted(good), sorted(bad)) == (["a", "d"], ["b", "c"])
+    alone = {}
+    for name, more in (("b", {"n": 2}), ("c", {"tools": [{}]})):
+        assert bad[name]["response"]["status_code"] == 400
+        alone[name] = bad[name]["response"]["body"]["error"]
+        assert alone[name]["param"] == next(iter(more))
+    with pytest.raises(openai.BadRequestError) as error:
+        batches.client.chat.completions.create(**chat("c", "x", tools=[{}])["body"])
+    assert error.value.body == alone["c"]
+
+
+def test_a_line_of_another_form_fails_the_batch_before_it_runs(batches: Batches) -> None:
+    ended = batches.ended(batches.create([chat("a", "x"), chat("a", "y")], CHAT))
     assert ended.status == "failed"
     (error,) = ended.errors.data
-    assert (error.line, error.code) == (2, "invalid_body")
-    assert "n is above 1" in error.message
+    assert (error.line, error.code) == (2, "duplicate_custom_id")
     with pytest.raises(openai.BadRequestError, match="is not served here"):
         batches.create([], "/v1/images")

@@ -14,7 +14,7 @@ from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
 
 #: The most of the likeliest tokens, as in OpenAI's API.
 LOGPROBS_MAX: Final = 20
-#: What the error of a prompt that is too long says, as OpenAI's: clients look for these words.
+#: Words in the error of a prompt that is too long, as in OpenAI's: clients look for them.
 CONTEXT_LENGTH: Final = "this model's maximum context length is"
 #: The parts of a message that are no text, as OpenAI's API names them, and what they are.
 _OTHER_PARTS: Final = {

@@ -49,7 +49,7 @@ async def visible_response(services: Services, request: Request, response_id: st
     """Return the job of a response.
 
     Raises:
-        JobNotFound: there is none that the caller may see.
+        JobNotFound: it does not exist, or the caller may not see it.
     """
     unknown = JobNotFound(
         f"there is no response {response_id[:128]!r}",

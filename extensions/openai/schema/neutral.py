@@ -64,7 +64,7 @@ def listed(neutral: Neutral) -> str:
     return " or ".join(msgspec.json.encode(one).decode() for one in plain)
 
 
-#: Fields of OpenAI's API that say how to serve a request, and nothing about its answer.
+#: Fields of OpenAI's API with which a server can be faster, and which change no answer.
 HINTS: Final[dict[str, Neutral]] = {
     "prediction": ANY,  # the text that the answer may have: it makes OpenAI's answer faster
     "prompt_cache_key": ANY,
@@ -188,7 +188,7 @@ DEFAULTS: Final[dict[str, Neutral]] = {"max_completion_tokens": (-1,), "top_k": 
 
 
 def without_defaults(fields: Mapping[str, Any], more: Mapping[str, Neutral]) -> dict[str, Any]:
-    """Return the fields that say something: without nulls, also in objects, and without defaults.
+    """Return the fields without nulls, also in objects, and without values that mean the default.
 
     Args:
         more: further values that mean the default, by field.

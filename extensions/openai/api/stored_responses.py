@@ -115,9 +115,9 @@ async def _kept_items(services: Services, job: Job) -> list[dict[str, Any]]:
     kept = await services.queue.call_once(("HGET", keys.job(job.id), ITEMS))
     if kept:
         return unpacked(kept)
-    why = "Redis did not answer then" if kept is None else "they are too long"
+    why = "" if kept is None else ": they are too long"
     raise BadField(
-        f"the items of the response {job.id!r} are not kept: {why}",
+        f"the items of the response {job.id!r} are not kept{why}",
         "previous_response_id", hint=_AGAIN,
     )  # fmt: skip
 

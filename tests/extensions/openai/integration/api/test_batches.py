@@ -9,12 +9,14 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from tests.extensions.openai.harness.batches import Batches, batches_at
 from tests.harness.servers.up import RunningUp, running_runner
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,24 @@ def test_a_batch_of_embeddings(batches: Batches) -> None:
     )
     assert found.data[0].embedding == pytest.approx(alone.data[0].embedding, abs=1e-5)
     assert found.usage == alone.usage
+
+
+def test_a_batch_of_responses(batches: Batches) -> None:
+    asked = {"model": "docs", "input": "What is zip?", "temperature": 0, "max_output_tokens": 20}
+    lines = [
+        line("a", RESPONSES, **asked, instructions="be brief", metadata={"of": "me"}),
+        line("b", RESPONSES, **asked, background=True),
+        line("c", RESPONSES, model="docs", input=[{"type": "item_reference", "id": "msg_1"}]),
+    ]
+    good, bad = batches.both(batches.ended(batches.create(lines, RESPONSES)))
+    found = Response.model_validate(good["a"]["response"]["body"])
+    alone = batches.client.responses.create(**asked, instructions="be brief")
+    assert (found.output_text, found.usage) == (alone.output_text, alone.usage)
+    assert (found.instructions, found.metadata, found.service_tier) == (
+        "be brief", {"of": "me"}, "flex",
+    )  # fmt: skip
+    params = {name: row["response"]["body"]["error"]["param"] for name, row in bad.items()}
+    assert params == {"b": "background", "c": "input"}
 
 
 def test_a_line_that_is_refused_fails_alone(batches: Batches) -> None:

@@ -26,7 +26,12 @@ from handlers.common.items import ItemHandler
 from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
-from handlers.generation.inputs import GenerationInput, is_far_too_long, read_input
+from handlers.generation.inputs import (
+    CONTEXT_LENGTH,
+    GenerationInput,
+    is_far_too_long,
+    read_input,
+)
 from handlers.generation.sampling import Sampling
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
@@ -121,14 +126,15 @@ class LanguageModel(ItemHandler, Generator):
         room = self.context_tokens - len(tokens)
         if room < 1:
             raise InputError(
-                f"the prompt has {len(tokens):,} tokens, and the model takes "
-                f"{self.context_tokens:,} with the answer; make the prompt shorter"
+                f"the prompt is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
+                f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
             )
         wanted = asked.max_tokens
         if wanted is not None and wanted > room:
             raise InputError(
-                f"the prompt has {len(tokens):,} tokens and max_tokens is {wanted:,}, but the "
-                f"model takes {self.context_tokens:,} together; set max_tokens to {room:,} or less"
+                f"the prompt has {len(tokens):,} tokens and max_tokens is {wanted:,}, but "
+                f"{CONTEXT_LENGTH} {self.context_tokens:,} tokens; set max_tokens to {room:,} or "
+                "less"
             )
         if asked.logprobs is not None and not self.engine.has_logprobs:
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
@@ -169,8 +175,8 @@ class LanguageModel(ItemHandler, Generator):
     def _check_length(self, text: str) -> None:
         if is_far_too_long(text, self.context_tokens, lambda part: self.tokenizer(part).input_ids):
             raise InputError(
-                f"the prompt has far more tokens than the {self.context_tokens:,} that the model "
-                "takes with the answer; make the prompt shorter"
+                f"the prompt is too long: it has far more tokens, and {CONTEXT_LENGTH} "
+                f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
             )
 
     @override

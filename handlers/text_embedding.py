@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from handlers.common.items import ItemHandler
-from handlers.generation.inputs import is_far_too_long
+from handlers.generation.inputs import CONTEXT_LENGTH, is_far_too_long
 from handlers.language_model import context_of, dtype_on, load_tokenizer, model_folder
 from headrace.errors import InputError
 from headrace.handler import Context
@@ -118,8 +118,8 @@ class TextEmbedding(ItemHandler):
             most = self.context_tokens
             if is_far_too_long(data, most, lambda part: self.tokenizer(part).input_ids):
                 raise InputError(
-                    f"the text has far more tokens than the {most:,} that the model takes; "
-                    "split the text"
+                    f"the text is too long: it has far more tokens, and {CONTEXT_LENGTH} {most:,} "
+                    "tokens; split the text"
                 )
             tokens = list(self.tokenizer(data).input_ids)
         elif isinstance(data, list) and all(type(one) is int and one >= 0 for one in data):
@@ -135,8 +135,8 @@ class TextEmbedding(ItemHandler):
             raise InputError("the text is empty; give at least one token")
         if len(tokens) > self.context_tokens:
             raise InputError(
-                f"the text has {len(tokens):,} tokens, and the model takes "
-                f"{self.context_tokens:,}; split the text"
+                f"the text is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
+                f"{self.context_tokens:,} tokens; split the text"
             )
         return tokens
 

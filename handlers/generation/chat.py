@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from handlers.generation.inputs import plain_message
+from handlers.generation.inputs import CONTEXT_LENGTH, plain_message
 from headrace.errors import InputError
 
 #: A chat may have so many values besides roles and contents for each token that the model takes.
@@ -45,8 +45,8 @@ def chat_tokens(
         raise InputError("messages is empty; give at least one")
     if len(messages) > most:
         raise InputError(
-            f"the chat has {len(messages):,} messages, and the model takes {most:,} tokens with "
-            "the answer; send fewer messages"
+            f"the prompt is too long: it has {len(messages):,} messages, and {CONTEXT_LENGTH} "
+            f"{most:,} tokens with the answer; send fewer messages"
         )
     chat = [plain_message(place, message) for place, message in enumerate(messages)]
     texts = _texts(chat, most)
@@ -72,8 +72,9 @@ def _texts(chat: list[dict[str, Any]], most: int) -> str:
     for count, value in enumerate(_values(chat), 1):
         if count > values_max:
             raise InputError(
-                f"the messages have far more values than the {most:,} tokens that the model takes "
-                "with the answer; send fewer messages, or fewer fields in them"
+                f"the prompt is too long: it has far more values, and "
+                f"{CONTEXT_LENGTH} {most:,} tokens with the answer; send fewer messages, or fewer "
+                "fields in them"
             )
         if isinstance(value, str):
             texts.append(value)

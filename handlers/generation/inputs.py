@@ -14,6 +14,13 @@ from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
 
 #: The most of the likeliest tokens, as in OpenAI's API.
 LOGPROBS_MAX: Final = 20
+#: Words in the error of a prompt that is too long, as in OpenAI's: clients look for them.
+CONTEXT_LENGTH: Final = "this model's maximum context length is"
+#: The parts of a message that are no text, as OpenAI's API names them, and what they are.
+_OTHER_PARTS: Final = {
+    "file": "files", "image_url": "images", "input_audio": "audio", "refusal": "refusals",
+    "video_url": "videos",
+}  # fmt: skip
 #: A text with at most so many characters for each token that the model takes is not called long.
 CHARACTERS_MAX: Final = 16
 #: A word that is cut can have so many tokens where the whole word has one: WordPiece knows no word
@@ -89,12 +96,24 @@ def plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(role, str):
         raise InputError(f"messages[{place}] has no role; give one, such as user")
     if isinstance(content, list):
-        if not all(isinstance(one, dict) and one.get("type") == "text" for one in content):
-            raise InputError(f"messages[{place}].content has a part that is no text")
+        for at, one in enumerate(content):
+            _check_part(f"messages[{place}].content[{at}]", one)
         content = "".join(str(one.get("text", "")) for one in content)
     if not isinstance(content, str):
         raise InputError(f"messages[{place}].content is no text")
     return {**message, "content": content}
+
+
+def _check_part(place: str, part: Any) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return
+    if kind in _OTHER_PARTS:
+        raise InputError(
+            f"{place}: {_OTHER_PARTS[kind]} are not supported by this model; give parts of type "
+            "text"
+        )
+    raise InputError(f"{place}: a part of a message has the type text here, not {kind!r}")
 
 
 def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> bool:

@@ -128,7 +128,7 @@ def one_is_too_long(site: Site, prompts: int, chance: random.Random) -> None:
         found = site.shown(job.id)
         if n == bad:
             assert found["error"]["type"] == "input-error"
-            assert "the model takes 1,024" in found["error"]["message"]
+            assert "context length is 1,024" in found["error"]["message"]
         else:
             assert found["result"]["text"] == texts[n % len(kinds)], found
             assert found["attempts"] == 1

@@ -95,4 +95,4 @@ def test_prompts_are_answered_as_a_batch(up: RunningUp, tmp_path: Path) -> None:
     *found, failed = map(json.loads, answers.read_text().splitlines())
     assert [one["prompt"] for one in found] == [f"What is {name}?" for name in names * 10]
     assert found[2]["answer"] == "Choose a random element from a non-empty sequence."
-    assert "the model takes 1,024" in failed["error"]
+    assert "context length is 1,024" in failed["error"]

@@ -6,7 +6,7 @@ import msgspec
 
 from api.http.messages import Reply
 from api.http.problems import error_headers
-from extensions.openai.schema.errors import openai_error
+from extensions.openai.schema.errors import openai_error, status_of
 from headrace.errors import HeadraceError, TokensUsed, drop_tracebacks
 
 
@@ -21,4 +21,4 @@ def envelope(error: HeadraceError) -> Reply:
             (b"x-ratelimit-remaining-tokens", b"%d" % error.left),
             (b"x-ratelimit-reset-tokens", b"%ds" % error.retry_after_s),
         )
-    return Reply(error.status, body, headers=headers)
+    return Reply(status_of(error), body, headers=headers)

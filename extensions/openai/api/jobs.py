@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import msgspec
@@ -52,9 +52,15 @@ _NO_RETRY: Final[Header] = (b"x-should-retry", b"false")
 
 
 async def read_jobs(
-    services: Services, request: Request, shape: type[Shape]
+    services: Services,
+    request: Request,
+    shape: type[Shape],
+    complete: Callable[[Services, Request, Shape], Awaitable[Shape]] | None = None,
 ) -> tuple[Shape, RequestJobs]:
     """Read a request; return it with its jobs, before they are submitted.
+
+    Args:
+        complete: adds what the request only names.
 
     Raises:
         HeadraceError: the request is refused.
@@ -62,6 +68,8 @@ async def read_jobs(
     request.query()
     require_json(request)
     asked = read_request(await read_body(request, services.settings.body_limit_bytes), shape)
+    if complete is not None:
+        asked = await complete(services, request, asked)
     jobs = await _job_requests(services, request, asked)
     return asked, RequestJobs(services, request, asked, jobs)
 

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from api.auth.authenticator import Open
 from api.http.messages import Reply, Request, json_reply
 from api.routes.media import BINARY, IDEMPOTENCY_KEY, Body, Success
+from api.routes.service import health
 from api.routes.table import REFUSED_SUBMIT, UNREAD_JOB, Answers, Endpoint, Operation
 from api.services import Services
-from extensions.openai.api import batches, files, inference, responses
+from extensions.openai.api import batches, files, inference, responses, stored_responses
 from extensions.openai.api.upload import FILE_FIELD
 from extensions.openai.batches.files import BATCH, KEEP_MAX_S
 from extensions.openai.schema.answers import ChatChunk, ChatCompletion, Completion, Embeddings
@@ -135,6 +137,12 @@ _RESPONSE: Final = RESPONSES + "/{response_id}"
 _TOO_LARGE: Final = (errors.PayloadTooLarge, errors.UnsupportedMedia)
 
 OPERATIONS: Final = (
+    # Tools that measure servers of language models ask here whether it is up.
+    Operation(
+        "GET", "/health", health.ready, Open.ALWAYS, "health", health.Ready,
+        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable),
+        (health.ReadyQuery,),
+    ),
     _operation("GET", "/v1/models", list_openai_models, OpenAIModels),
     _operation("GET", "/v1/models/{model}", get_openai_model, OpenAIModel, errors.ModelNotFound),
     _prompt(
@@ -153,6 +161,11 @@ OPERATIONS: Final = (
     _operation(
         "DELETE", _RESPONSE, responses.delete_response, ResponseDeleted,
         *UNREAD_JOB, errors.Conflict,
+    ),
+    _operation(
+        "GET", _RESPONSE + "/input_items", stored_responses.list_input_items,
+        stored_responses.Items, *UNREAD_JOB, errors.InvalidParameter,
+        query=(stored_responses.ItemsQuery,),
     ),
     _operation("POST", _RESPONSE + "/cancel", responses.cancel_response, Response, *UNREAD_JOB),
     _operation("GET", _FILES, files.list_files, files.Files, query=(files.FilesQuery,)),

@@ -21,7 +21,6 @@ from api.routes.event_stream import (
     put,
     take_stream,
 )
-from api.routes.jobs.job import visible_job
 from api.routes.jobs.stream import Ended, PieceEvent, pieces_of
 from api.routes.jobs.submission import wait_for_end
 from api.services import Services
@@ -34,23 +33,28 @@ from extensions.openai.api.jobs import (
     first_events,
     read_jobs,
     restarted,
-    result_of,
 )
-from extensions.openai.schema.answers import Generation, read_generation, read_part
+from extensions.openai.api.stored_responses import (
+    continued,
+    drop_include,
+    generation_of,
+    keep_items,
+    outcome_of,
+    visible_response,
+)
+from extensions.openai.schema.answers import read_part
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
     TAIL_EVENTS,
-    Response,
     ResponseDeleted,
     ResponseEvents,
     ResponseRequest,
-    echo_of,
     error_event,
     response_of,
 )
-from headrace.errors import Conflict, HeadraceError, InvalidParameter, JobNotFound, TooManyStreams
-from headrace.jobs.job import Job, State
+from headrace.errors import Conflict, HeadraceError, TooManyStreams
+from headrace.jobs.job import Job
 from headrace.jobs.values.encoding import without_line_ends
 from headrace.queue.following.piece_log import Missing, Pieces, Place, Restarted
 
@@ -71,10 +75,11 @@ class ResponseQuery(msgspec.Struct):
 
 async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
     """Create a response: wait for it, stream it, or let it go on in the background."""
-    asked, jobs = await read_jobs(services, request, ResponseRequest)
+    asked, jobs = await read_jobs(services, request, ResponseRequest, continued)
     try:
         waits = not (asked.stream or asked.background)
         (job,) = await (jobs.wait() if waits else jobs.submit())
+        await keep_items(services, asked, job)
         if asked.stream:
             try:
                 return await _start_stream(services, request, job, None, jobs)
@@ -82,8 +87,8 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
                 await jobs.cancel()
                 raise
         if waits:
-            await _generation(services, job)
-        reply = json_reply(await _response(services, job))
+            await generation_of(services, job)
+        reply = json_reply((await outcome_of(services, job))[0])
         if asked.store is False:
             await _forget(services, request, job.id)
         return reply._replace(headers=(*reply.headers, jobs.request_id))
@@ -95,19 +100,20 @@ async def get_response(
     services: Services, request: Request, response_id: str
 ) -> Reply | StreamingReply:
     """Return a response, or stream its events."""
+    drop_include(request)
     query = read_query(request, ResponseQuery)
-    job = await _visible(services, request, response_id)
+    job = await visible_response(services, request, response_id)
     if query.stream and request.method != "HEAD":
         return await _start_stream(services, request, job, query.starting_after, None)
-    return json_reply(await _response(services, job))
+    return json_reply((await outcome_of(services, job))[0])
 
 
 async def cancel_response(services: Services, request: Request, response_id: str) -> Reply:
     """Cancel a response; one that has ended stays as it is."""
     job = await _cancelled(services, request, response_id)
     if not job.state.final:
-        job = await _visible(services, request, response_id)
-    return json_reply(await _response(services, job))
+        job = await visible_response(services, request, response_id)
+    return json_reply((await outcome_of(services, job))[0])
 
 
 async def delete_response(services: Services, request: Request, response_id: str) -> Reply:
@@ -127,7 +133,7 @@ async def delete_response(services: Services, request: Request, response_id: str
 async def _cancelled(services: Services, request: Request, response_id: str) -> Job:
     """Cancel the job of a response if it runs; return it as it was."""
     request.query()
-    job = await _visible(services, request, response_id)
+    job = await visible_response(services, request, response_id)
     if not job.state.final:
         await services.queue.cancel_one(job.id, request.caller.only)
     return job
@@ -135,40 +141,6 @@ async def _cancelled(services: Services, request: Request, response_id: str) -> 
 
 async def _forget(services: Services, request: Request, job_id: str) -> None:
     await services.queue.forget([job_id], request.caller.only)
-
-
-async def _visible(services: Services, request: Request, response_id: str) -> Job:
-    unknown = JobNotFound(
-        f"there is no response {response_id[:128]!r}",
-        hint="It never existed, it was deleted, or its result_ttl has passed since it ended.",
-    )
-    try:
-        job = await visible_job(services, request.caller, response_id)
-    except JobNotFound:
-        raise unknown from None
-    if echo_of(job) is None:
-        raise unknown
-    return job
-
-
-async def _generation(services: Services, job: Job) -> Generation | None:
-    """Return the result of a job that has succeeded; else None."""
-    if job.state is not State.SUCCEEDED:
-        return None
-    return read_generation(await result_of(services, job), job.model)
-
-
-async def _response(services: Services, job: Job) -> Response:
-    return (await _outcome(services, job))[0]
-
-
-async def _outcome(services: Services, job: Job) -> tuple[Response, Generation | None]:
-    """Return a response, and its text; one whose result is no text has failed."""
-    try:
-        found = await _generation(services, job)
-    except InvalidParameter as error:
-        return response_of(job, None, error.message), None
-    return response_of(job, found), found
 
 
 async def _start_stream(
@@ -229,7 +201,7 @@ async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
     for event in first:
         if isinstance(event, Ended):
             check_success(event.job)
-            await _generation(services, event.job)
+            await generation_of(services, event.job)
 
 
 class _ResponseWriter:
@@ -297,7 +269,7 @@ class _ResponseWriter:
         return self._text([error_event(number, openai_error(error).error)])
 
     async def _tail(self, last: int, job: Job) -> bytes:
-        response, found = await _outcome(self._services, job)
+        response, found = await outcome_of(self._services, job)
         events = self._events.tail(last, response, found)
         rest = "" if found is None else found.text[self._sent :]
         if rest and (self._gap or not self._sent) and self._after < 0:

@@ -18,8 +18,9 @@ from extensions.openai.batches.store import (
     LineError,
     endpoint_model,
 )
-from extensions.openai.schema.batch_lines import line_job
-from headrace.errors import InvalidRequest
+from extensions.openai.schema.batch_lines import PARAM, line_job
+from extensions.openai.schema.errors import openai_error
+from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
 from headrace.jobs.values.media_types import BOM, UTF16_MARKS
 from headrace.redis.keys import STEPS
@@ -124,6 +125,23 @@ class BadLine(Exception):
         return msgspec.structs.replace(self.error, line=number)
 
 
+class RefusedLine(BadLine):
+    """The endpoint of a line would refuse its body; the line fails alone."""
+
+    def __init__(self, custom_id: str, refusal: InvalidRequest) -> None:
+        super().__init__("invalid_body", f"body: {refusal.message}", "body")
+        self.custom_id = custom_id
+        self.refusal = refusal
+
+    def entry(self, n: int, cursor: Cursor) -> Entry:
+        """Return the entry of the line, which has the error in place of an input."""
+        detail = openai_error(self.refusal).error
+        error = InvalidRequest(detail.message)
+        error.code = detail.code
+        carried = {PARAM: msgspec.Raw(msgspec.json.encode(detail.param))}
+        return Entry(n, self.custom_id, error, carried, cursor)
+
+
 #: The value of an absent member.
 _NONE: Final = msgspec.Raw(b"")
 
@@ -163,7 +181,8 @@ class Requests:
         """Read a line.
 
         Raises:
-            BadLine: it is not a valid request of this batch.
+            RefusedLine: its endpoint would refuse it.
+            BadLine: it is not a valid line of this batch.
         """
         line = _decoded(text)
         custom_id = _text(line.custom_id, "custom_id")
@@ -198,12 +217,15 @@ class Requests:
             raise BadLine("invalid_url", "url must have no query", "url")
         try:
             job = line_job(self._endpoint, body)
+            _check_metadata(job.metadata)
         except InvalidRequest as error:
-            hint = f". {error.hint}" if error.hint else ""
-            raise BadLine("invalid_body", f"body: {error.message}{hint}", "body") from None
+            raise RefusedLine(custom_id, error) from None
+        except BadLine as error:
+            raise RefusedLine(
+                custom_id, InvalidParameter(error.error.message, "metadata")
+            ) from None
         self._check_model(job.model, None)
         options = {} if job.metadata is None else {"metadata": job.metadata}
-        _check_metadata(job.metadata)
         submit = NamedJobRequest(job.model, job.input, options=_with_defaults(options))
         return BatchLineRequest(custom_id=custom_id, job=submit, shown=job.shown)
 
@@ -358,7 +380,10 @@ def _check(line: BatchLine, requests: Requests, seen: set[bytes], limit_bytes: i
     if line.text is None:
         message = f"the line has more than {limit_bytes} bytes (body_limit_bytes)"
         raise BadLine("line_too_long", message)
-    custom_id = requests.read(line.text).custom_id
+    try:
+        custom_id = requests.read(line.text).custom_id
+    except RefusedLine as error:
+        custom_id = error.custom_id
     digest = hashlib.blake2b(custom_id.encode(), digest_size=16).digest()
     if digest in seen:
         message = f"custom_id {custom_id[:128]!r} is also on an earlier line"
@@ -404,6 +429,8 @@ class BatchSource(Source):
         cursor = [line.end, line.number]
         try:
             request = self.requests.read(line.text or b"")
+        except RefusedLine as error:
+            return error.entry(n, cursor)
         except BadLine as error:
             # The line was valid when the batch began, so its model has been removed.
             return Entry(n, _id_of(line), InvalidRequest(error.error.message), {}, cursor)

@@ -18,7 +18,7 @@ from extensions.openai.batches.store import (
     SavedProgress,
 )
 from extensions.openai.redis.keys import BatchField
-from extensions.openai.schema.batch_lines import line_answer
+from extensions.openai.schema.batch_lines import PARAM, line_answer
 from extensions.openai.schema.errors import failure_of, openai_error
 from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
 from headrace.jobs.job import JobFailure
@@ -47,6 +47,7 @@ REFUSED: Final = JobFailure(
 NOT_RUN: Final = frozenset({EXPIRED.type, CANCELLED.type, REFUSED.type})
 
 _OK: Final = 200
+_BAD_REQUEST: Final = 400
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -58,7 +59,9 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
     """
     error = row.error
     response: dict[str, Any] | None = None
-    if row.status != "rejected" and not (error is not None and error.type in NOT_RUN):
+    if row.status == "rejected" and error is not None and endpoint in OPENAI_ENDPOINTS:
+        response = {"request_id": job_id, **_refusal(row, error)}
+    elif row.status != "rejected" and not (error is not None and error.type in NOT_RUN):
         status, body = _response(endpoint, job_id, row)
         response = {"status_code": status, "request_id": job_id, "body": body}
     document = {
@@ -68,6 +71,19 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
         "error": None if error is None else {"code": error.type, "message": error.message},
     }
     return without_line_ends(_ENCODER.encode(document)) + b"\n"
+
+
+def _refusal(row: Row, error: JobFailure) -> dict[str, Any]:
+    """Return the answer to a line of which no job was made."""
+    known = error.type in BY_CODE
+    failed = failure_of(error.type, error.message, retryable=error.retryable)
+    body = openai_error(failed)
+    if PARAM in row.carried:
+        body.error.param = msgspec.json.decode(row.carried[PARAM])
+    if not known:
+        # The code of OpenAI's API for a request that is refused.
+        failed.status, body.error.type = _BAD_REQUEST, "invalid_request_error"
+    return {"status_code": failed.status, "body": body}
 
 
 def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:

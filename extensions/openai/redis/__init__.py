@@ -1,4 +1,4 @@
-"""The scripts and the keys of files and batches."""
+"""The scripts and the keys of files, batches and responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys of files and batches in Redis, and the fields of their records."""
+"""The keys of files and batches in Redis, and the fields of their records and of responses."""
 
 from __future__ import annotations
 
@@ -23,6 +23,10 @@ batches_of: Final = Prefix("hr:batches:of:")
 OPEN_BATCHES: Final = "hr:batches:open"
 #: zset, WORKER_TTL_S: "<owner> <host> <pid>" of a runner -> when it was last seen, in seconds.
 RUNNERS: Final = "hr:runners"
+
+
+#: Field of a job's record: the items that a response was given, as JSON by zlib.
+ITEMS: Final = "oi"
 
 
 class FileField:

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from extensions.openai.schema.answers import Answer, Embeddings, answer
+from extensions.openai.schema.answers import Answer, Embeddings, answer, read_generation
 from extensions.openai.schema.requests import (
     CHAT,
     COMPLETIONS,
@@ -19,12 +19,20 @@ from extensions.openai.schema.requests import (
     OpenAIRequest,
     read_request,
 )
+from extensions.openai.schema.responses import RESPONSES, Response, ResponseRequest, response_of
 from headrace.errors import InvalidParameter
+from headrace.jobs.job import Job, State
+from headrace.redis.clock import US_PER_S
 
 #: The endpoints whose requests can be lines, with the shape of these.
 SHAPES: Final[Mapping[str, type[OpenAIRequest]]] = {
     CHAT: ChatRequest, COMPLETIONS: CompletionRequest, EMBEDDINGS: EmbeddingRequest,
+    RESPONSES: ResponseRequest,
 }  # fmt: skip
+#: What the row of a line carries that its endpoint refuses: the parameter at fault.
+PARAM: Final = "param"
+#: What the answer to a response shows of the metadata of its job.
+_METADATA: Final = "metadata"
 #: A batch is offline work.
 _TIER: Final = "flex"
 
@@ -57,6 +65,11 @@ def line_job(endpoint: str, body: msgspec.Raw) -> LineJob:
             raise InvalidParameter(
                 "n is above 1, and a line of a batch has one answer", "n", hint="Add more lines."
             )
+    if isinstance(request, ResponseRequest):
+        for name in ("stream", "background", "previous_response_id"):
+            if getattr(request, name):
+                raise InvalidParameter(f"{name} is not for batches", name, hint="Leave it out.")
+        request = msgspec.structs.replace(request, service_tier=_TIER)
     inputs = request.inputs()
     if len(inputs) > 1:
         name = request.several
@@ -68,13 +81,16 @@ def line_job(endpoint: str, body: msgspec.Raw) -> LineJob:
     shown = {"model": request.model}
     if isinstance(request, EmbeddingRequest):
         shown["encoding_format"] = request.encoding_format
+    metadata = request.options().metadata
+    if isinstance(request, ResponseRequest):
+        shown[_METADATA] = msgspec.json.encode(metadata).decode()
     (value,) = inputs
-    return LineJob(request.model, msgspec.Raw(value), request.options().metadata, shown)
+    return LineJob(request.model, msgspec.Raw(value), metadata, shown)
 
 
 def line_answer(
     endpoint: str, shown: Mapping[str, Any], job_id: str, created: int, result: bytes
-) -> Answer | Embeddings:
+) -> Answer | Embeddings | Response:
     """Return the answer to a line.
 
     Args:
@@ -84,6 +100,13 @@ def line_answer(
     Raises:
         InvalidParameter: the result does not fit the endpoint.
     """
+    if endpoint == RESPONSES:
+        at_us = created * US_PER_S
+        job = Job(
+            id=job_id, model=shown["model"], version="", state=State.SUCCEEDED, created_us=at_us,
+            ended_us=at_us, metadata_json=shown[_METADATA],
+        )  # fmt: skip
+        return response_of(job, read_generation(result, job.model))
     fields: dict[str, Any] = {**shown, "service_tier": _TIER}
     own = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}[endpoint]
     request = SHAPES[endpoint](**{**fields, own: ""})

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import BY_CODE, HeadraceError, InputError, InvalidInput, ModelNotFound
+from handlers.generation.inputs import CONTEXT_LENGTH
+from headrace import errors
+from headrace.errors import (
+    BY_CODE,
+    HeadraceError,
+    InputError,
+    InvalidInput,
+    InvalidParameter,
+    ModelNotFound,
+)
 
 #: A bad input is a bad request in OpenAI's API.
 BAD_INPUT: Final = frozenset({InputError.code, InvalidInput.code})
+_BAD_REQUEST: Final = 400
+_UNPROCESSABLE: Final = 422
+#: OpenAI's codes, which clients look for, by those of this server.
+_CODES: Final = {
+    errors.ModelNotFound.code: "model_not_found",
+    errors.RateLimited.code: "rate_limit_exceeded",
+    errors.TooManyInFlight.code: "rate_limit_exceeded",
+    errors.TooManyStreams.code: "rate_limit_exceeded",
+    errors.Unauthorized.code: "invalid_api_key",
+}
+#: The field at the beginning of a handler's message, such as "messages[1].content has …".
+_FIELD: Final = re.compile(r"(messages|prompt|input)(?:\[|: )|(logprobs|max_tokens|stop|seed): ")
+
+
+class BadField(InvalidParameter):
+    """A field of a request is not valid.
+
+    Args:
+        openai: the code of OpenAI's API.
+    """
+
+    def __init__(
+        self, message: str, param: str, *, hint: str = "", openai: str = "invalid_value"
+    ) -> None:
+        super().__init__(message, param, hint=hint)
+        self.openai = openai
 
 
 class ErrorDetail(msgspec.Struct):
@@ -19,7 +55,9 @@ class ErrorDetail(msgspec.Struct):
     message: str
     type: Literal["invalid_request_error", "rate_limit_error", "server_error"]
     param: Annotated[str | None, Meta(description="The invalid parameter.")]
-    code: Annotated[str, Meta(description="The code of a problem, as elsewhere.")]
+    code: Annotated[
+        str, Meta(description="OpenAI's code, or the code of the problem where OpenAI has none.")
+    ]
 
 
 class OpenAIError(msgspec.Struct):
@@ -38,8 +76,29 @@ def openai_error(error: HeadraceError) -> OpenAIError:
     hint = error.hint[:1].upper() + error.hint[1:]
     end = "" if error.message.endswith(("?", ".")) else "."
     message = f"{error.message}{end} {hint}" if hint else error.message
-    param = "model" if isinstance(error, ModelNotFound) else getattr(error, "param", None)
-    return OpenAIError(ErrorDetail(message, kind, param, error.code))
+    return OpenAIError(ErrorDetail(message, kind, _param(error), _code(error)))
+
+
+def status_of(error: HeadraceError) -> int:
+    """Return the status of an error: OpenAI's API has no 422, so it is a bad request there."""
+    return _BAD_REQUEST if error.status == _UNPROCESSABLE else error.status
+
+
+def _param(error: HeadraceError) -> str | None:
+    if isinstance(error, ModelNotFound):
+        return "model"
+    if isinstance(error, InvalidParameter):
+        return error.param
+    field = _FIELD.match(error.message) if error.code in BAD_INPUT else None
+    return field and (field[1] or field[2])
+
+
+def _code(error: HeadraceError) -> str:
+    if isinstance(error, BadField):
+        return error.openai
+    if error.code in BAD_INPUT and CONTEXT_LENGTH in error.message:
+        return "context_length_exceeded"
+    return _CODES.get(error.code, error.code)
 
 
 def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:

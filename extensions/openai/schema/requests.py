@@ -1,20 +1,28 @@
 """Requests of OpenAI's API: how they are read, and the inputs of the jobs that answer them.
 
-A field that OpenAI's API has and this server does not is refused by name, unless its value is the
-one that changes nothing. An ignored field would change the answer, without any notice to the
-client.
+A field that OpenAI's API or another server has, and this server does not, is refused by name,
+unless its value changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from extensions.openai.schema.errors import BadField
 from extensions.openai.schema.inputs import RequestInputs
+from extensions.openai.schema.neutral import (
+    FOREIGN,
+    HINTS,
+    Neutral,
+    is_neutral,
+    listed,
+    without_defaults,
+)
 from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
@@ -67,7 +75,10 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: Annotated[bool, Meta(description="End with a chunk that has the usage.")] = False
     include_obfuscation: Annotated[
-        Literal[False] | None, Meta(description="Chunks are never padded here.")
+        bool | None, Meta(description="Chunks are never padded here.")
+    ] = None
+    continuous_usage_stats: Annotated[
+        bool | None, Meta(description="Not in OpenAI's API. The usage comes once, at the end.")
     ] = None
 
 
@@ -77,10 +88,12 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         unsupported: fields of OpenAI's API that this server does not have, with the values that
             change nothing.
+        defaults: values of its fields that mean the default.
         id_prefix: how the ids of its answers begin.
     """
 
-    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    unsupported: ClassVar[Mapping[str, Neutral]] = {}
+    defaults: ClassVar[Mapping[str, Neutral]] = {}
     id_prefix: ClassVar[str] = ""
 
     model: Annotated[str, Meta(description="The name of a model of this server.")]
@@ -204,14 +217,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             )
 
 
-#: Unsupported fields that change no answer, whatever their value is.
-HINTS: Final[dict[str, Sequence[Any]]] = {
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "safety_identifier": (),
-}
-_NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
+_NO_PENALTIES: Final[dict[str, Neutral]] = {
     **HINTS,
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
@@ -222,7 +228,7 @@ _NO_PENALTIES: Final[dict[str, Sequence[Any]]] = {
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a chat completion."""
 
-    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+    unsupported: ClassVar[Mapping[str, Neutral]] = {
         **_NO_PENALTIES,
         "audio": (),
         "function_call": ("none", "auto"),
@@ -230,7 +236,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "modalities": (["text"],),
         "moderation": (),
         "parallel_tool_calls": (True, False),
-        "prediction": (),
         "reasoning_effort": ("none",),
         "response_format": ({"type": "text"},),
         "store": (False,),
@@ -239,6 +244,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "verbosity": ("medium",),
         "web_search_options": (),
     }
+    defaults: ClassVar[Mapping[str, Neutral]] = {"max_tokens": (-1,)}
     id_prefix: ClassVar[str] = "chatcmpl-"
 
     messages: Annotated[
@@ -285,7 +291,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a completion."""
 
-    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+    unsupported: ClassVar[Mapping[str, Neutral]] = {
         **_NO_PENALTIES,
         "best_of": (1,),
         "echo": (False,),
@@ -326,7 +332,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
 class EmbeddingRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of embeddings."""
 
-    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {"dimensions": ()}
+    unsupported: ClassVar[Mapping[str, Neutral]] = {"dimensions": ()}
     id_prefix: ClassVar[str] = "embd-"
 
     input: Annotated[
@@ -404,8 +410,8 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
         ) from None
     if not isinstance(fields, dict):
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
-    given = {name: value for name, value in fields.items() if value is not None}
-    for name in given.keys() - set(shape.__struct_fields__):
+    given = without_defaults(fields, shape.defaults)
+    for name in [one for one in given if one not in shape.__struct_fields__]:
         _check_unsupported(shape, name, given.pop(name))
     try:
         request = msgspec.convert(given, shape)
@@ -417,28 +423,33 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
 
 def _check_unsupported(shape: type[OpenAIRequest], name: str, value: Any) -> None:
     """Refuse a field that this server does not have, unless its value changes nothing."""
-    if name not in shape.unsupported:
+    neutral = shape.unsupported.get(name, FOREIGN.get(name))
+    if neutral is None:
         hint = did_you_mean(name[:64], shape.__struct_fields__)
-        raise InvalidParameter(f"unknown field {name[:64]!r}{hint}", name[:64])
-    neutral = shape.unsupported[name]
-    if value in neutral or name in HINTS:
+        raise BadField(f"unknown field {name[:64]!r}{hint}", name[:64], openai="unknown_parameter")
+    if is_neutral(value, neutral):
         return
-    values = " or ".join(msgspec.json.encode(one).decode() for one in neutral)
-    hint = f"Leave it out, or give {values}." if values else "Leave it out."
-    raise InvalidParameter(f"{name} is not supported here", name, hint=hint)
+    values = listed(neutral)
+    raise BadField(
+        f"{name} is not supported here", name, openai="unsupported_parameter",
+        hint=f"Leave it out, or give {values}." if values else "Leave it out.",
+    )  # fmt: skip
 
 
 def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> InvalidParameter:
     if choices := not_a_choice(error, shape):
-        return InvalidParameter(choices, choices.partition(":")[0].partition(".")[0])
+        return BadField(choices, choices.partition(":")[0].partition(".")[0])
     text, _, place = str(error).partition(" - at `$")
     place = place.rstrip("`").lstrip(".")
     text = text[:1].lower() + text[1:]
     if not place:
         # "Object missing required field `model`"
         name = text.partition("`")[2].rstrip("`")
-        return InvalidParameter(f"{name} is missing" if name else text, name)
-    return InvalidParameter(f"{place}: {text}", place.partition(".")[0].partition("[")[0])
+        found = f"{name} is missing" if name else text
+        return BadField(found, name, openai="missing_required_parameter")
+    name = place.partition(".")[0].partition("[")[0]
+    kind = "invalid_type" if ", got" in text else "invalid_value"
+    return BadField(f"{place}: {text}", name, openai=kind)
 
 
 def plain_role(message: dict[str, Any]) -> dict[str, Any]:

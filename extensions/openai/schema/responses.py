@@ -5,7 +5,7 @@ What a response repeats of its request is in the metadata of its job.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -13,12 +13,21 @@ from msgspec import Meta
 from typing_extensions import override
 
 from extensions.openai.schema.answers import Generation
-from extensions.openai.schema.errors import BAD_INPUT, ErrorDetail
+from extensions.openai.schema.conversations import RESPONSE_PREFIX, as_items, message_id
+from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail
 from extensions.openai.schema.inputs import RequestInputs
-from extensions.openai.schema.requests import (
+from extensions.openai.schema.neutral import (
+    ANY,
     HINTS,
+    NEVER_MADE,
+    NO_REASONING,
+    PLAIN_TEXT,
+    Neutral,
+)
+from extensions.openai.schema.requests import (
     Counted,
     OpenAIRequest,
+    StreamOptions,
     Temperature,
     TopP,
     plain_role,
@@ -36,54 +45,59 @@ HEAD_EVENTS: Final = 4
 #: Events after the last piece: a text without pieces, text done, part done, item done, completed.
 TAIL_EVENTS: Final = 5
 
+#: The temperature and top_p of OpenAI's API if a request has none.
+_USUAL: Final = 1.0
+#: The parts of a message that are no text, and what they are.
+_OTHER_PARTS: Final = {
+    "input_audio": "audio", "input_file": "files", "input_image": "images", "refusal": "refusals",
+}  # fmt: skip
 _TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
-
-
-class ResponseStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """What the stream of a response has besides the answer."""
-
-    include_obfuscation: Annotated[
-        Literal[False] | None, Meta(description="Events are never padded here.")
-    ] = None
 
 
 class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a response."""
 
-    unsupported: ClassVar[Mapping[str, Sequence[Any]]] = {
+    unsupported: ClassVar[Mapping[str, Neutral]] = {
         **HINTS,
         "access_programs": (),
         "background_options": ({},),
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "include": ([],),
-        "max_tool_calls": (),
+        "include": (NEVER_MADE,),
+        "max_tool_calls": ANY,
         "moderation": (),
         "parallel_tool_calls": (True, False),
-        "previous_response_id": (),
         "prompt": (),
-        "reasoning": ({}, {"effort": "none"}),
-        "text": ({}, {"format": {"type": "text"}}),
+        "reasoning": (NO_REASONING,),
+        "text": (PLAIN_TEXT,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
         "top_logprobs": (0,),
-        "truncation": ("disabled",),
+        # A prompt that is too long is refused, so nothing is silently cut.
+        "truncation": ("disabled", "auto"),
     }
-    id_prefix: ClassVar[str] = "resp_"
+    defaults: ClassVar[Mapping[str, Neutral]] = {"max_output_tokens": (-1,)}
+    id_prefix: ClassVar[str] = RESPONSE_PREFIX
 
     input: Annotated[
         str | list[dict[str, Any]],
-        Meta(description="A text, or messages with a `role` and a text as `content`."),
+        Meta(
+            description="A text, or messages with a `role` and a text as `content`. An item of the "
+            "type `item_reference` names one of an earlier response by its `id`."
+        ),
     ]
     instructions: Annotated[str | None, Meta(description="A system message before the input.")] = (
         None
     )
+    previous_response_id: Annotated[
+        str | None, Meta(description="The response whose conversation goes on.")
+    ] = None
     max_output_tokens: Counted | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     stream: bool | None = None
-    stream_options: ResponseStreamOptions | None = None
+    stream_options: StreamOptions | None = None
     background: Annotated[
         bool | None, Meta(description="Answer at once; the response goes on without a client.")
     ] = None
@@ -100,10 +114,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
     @override
     def inputs(self) -> RequestInputs:
-        items = self.input
-        if isinstance(items, str):
-            items = [{"role": "user", "content": items}]
-        messages = [_read_item(place, item) for place, item in enumerate(items)]
+        messages = [_read_item(place, item) for place, item in enumerate(as_items(self.input))]
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         shared = {
@@ -120,6 +131,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             model=self.model, background=bool(self.background), store=self.store is not False,
             instructions=self.instructions, max_output_tokens=self.max_output_tokens,
             temperature=self.temperature, top_p=self.top_p, service_tier=self.tier, user=self.user,
+            previous_response_id=self.previous_response_id,
         )  # fmt: skip
         metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
         if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
@@ -140,6 +152,7 @@ class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
     top_p: float | None = None
     service_tier: str = "default"
     user: str | None = None
+    previous_response_id: str | None = None
 
 
 class OutputText(msgspec.Struct, kw_only=True):
@@ -171,6 +184,13 @@ class TextConfig(msgspec.Struct):
     """How texts are written."""
 
     format: TextFormat
+
+
+class Reasoning(msgspec.Struct):
+    """How a model thinks first; none here does."""
+
+    effort: None = None
+    summary: None = None
 
 
 class ResponseError(msgspec.Struct):
@@ -222,21 +242,30 @@ class Response(msgspec.Struct, kw_only=True):
     status: Status
     background: bool
     error: ResponseError | None
+    frequency_penalty: float = 0
     incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: Count | None
+    max_tool_calls: None = None
     metadata: dict[str, Any]
     model: str
     output: list[OutputMessage]
     parallel_tool_calls: bool = True
-    previous_response_id: None = None
+    previous_response_id: str | None
+    presence_penalty: float = 0
+    prompt_cache_key: None = None
+    reasoning: Reasoning = msgspec.field(default_factory=lambda: Reasoning())
+    safety_identifier: None = None
     service_tier: str
     store: bool
-    temperature: float | None
+    temperature: Annotated[
+        float, Meta(description="1 if the request has none; then the default of the model holds.")
+    ]
     text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(TextFormat()))
     tool_choice: Literal["auto"] = "auto"
     tools: list[Any] = []
-    top_p: float | None
+    top_logprobs: Count = 0
+    top_p: Annotated[float, Meta(description="As for temperature.")]
     truncation: Literal["disabled"] = "disabled"
     usage: Annotated[ResponseUsage | None, Meta(description="Null before its end.")]
     user: str | None
@@ -304,16 +333,22 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
-        **msgspec.structs.asdict(echo),
+        **{**msgspec.structs.asdict(echo), **_in_force(echo)},
     )
+
+
+def _in_force(echo: Echo) -> dict[str, float]:
+    """Return the sampling of a response, as numbers: clients require them."""
+    given = {"temperature": echo.temperature, "top_p": echo.top_p}
+    return {name: _USUAL if value is None else value for name, value in given.items()}
 
 
 def message_of(job_id: str, found: Generation | None) -> OutputMessage:
     """Return the message of a response; None for one that has not begun."""
     if found is None:
-        return OutputMessage(id=_item_id(job_id), status="in_progress", content=[])
+        return OutputMessage(id=message_id(job_id), status="in_progress", content=[])
     return OutputMessage(
-        id=_item_id(job_id),
+        id=message_id(job_id),
         status="incomplete" if found.finish == "length" else "completed",
         content=[OutputText(text=found.text)],
     )
@@ -328,7 +363,7 @@ class ResponseEvents:
 
     def __init__(self, job_id: str) -> None:
         self._place: dict[str, Any] = {
-            "item_id": _item_id(job_id), "output_index": 0, "content_index": 0,
+            "item_id": message_id(job_id), "output_index": 0, "content_index": 0,
         }  # fmt: skip
         self._item = {"output_index": 0}
         self._job_id = job_id
@@ -375,31 +410,32 @@ def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, "sequence_number": number, **fields}
 
 
-def _item_id(job_id: str) -> str:
-    return f"msg_{job_id.removeprefix(ResponseRequest.id_prefix)}"
-
-
 def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
-    kind = item.get("type", "message")
+    kind = item.get("type") or "message"
     if kind != "message":
-        raise InvalidParameter(
+        raise BadField(
             f"input[{place}]: the type {kind!r} is not supported here", "input",
             hint="Give messages with texts.",
         )  # fmt: skip
     role, content = item.get("role"), item.get("content")
     if isinstance(content, list):
-        parts = [one if isinstance(one, dict) else {} for one in content]
-        if not all(
-            one.get("type") in _TEXT_TYPES and isinstance(one.get("text"), str) for one in parts
-        ):
-            raise InvalidParameter(
-                f"input[{place}].content has a part that is no text", "input",
-                hint="Give parts of the type input_text.",
-            )  # fmt: skip
-        content = "".join(one["text"] for one in parts)
+        content = "".join(
+            _text_of(f"input[{place}].content[{at}]", part) for at, part in enumerate(content)
+        )
     if not isinstance(role, str) or not isinstance(content, str):
         missing = "role" if not isinstance(role, str) else "content"
-        raise InvalidParameter(
+        raise BadField(
             f"input[{place}] has no {missing}", "input", hint="Give a role and a text as content."
         )
     return plain_role({"role": role, "content": content})
+
+
+def _text_of(place: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if kind in _TEXT_TYPES else None
+    if isinstance(text, str):
+        return text
+    what = f"{_OTHER_PARTS[kind]} are" if kind in _OTHER_PARTS else "a part that is no text is"
+    raise BadField(
+        f"{place}: {what} not supported here", "input", hint="Give parts of the type input_text."
+    )

@@ -6,6 +6,7 @@ import os
 import time
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -28,6 +29,10 @@ _COLUMNS: Final = (
     "ID", "NAME", "SCOPES", ">RATE", "?>TOKENS", ">IN FLIGHT", "CREATED", "EXPIRES",
 )  # fmt: skip
 
+StateDir = Annotated[
+    Path | None,
+    option("--state-dir DIR", "State directory of headrace up (default: .headrace).", ...),
+]
 KeyArgument = Annotated[str, argument("ID", "Id of the key: the middle part of its text.", ...)]
 
 
@@ -56,10 +61,11 @@ def create(
     expires: str | None = option(
         "--expires TIME", "Lifetime of the key: 90s, 15m, 2h or 30d (default: never expires)."
     ),
+    state_dir: StateDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Create an API key and print it once; Redis stores only its hash."""
-    with _api_keys() as key_store:
+    with _api_keys(state_dir) as key_store:
         key, text = key_store.create(
             name,
             scope or [Scope.SUBMIT, Scope.READ],
@@ -80,9 +86,9 @@ def create(
 
 
 @keys_group.command("list")
-def list_(as_json: options.Json = False) -> None:
+def list_(state_dir: StateDir = None, as_json: options.Json = False) -> None:
     """List the API keys without their secrets."""
-    with _api_keys() as key_store:
+    with _api_keys(state_dir) as key_store:
         listed = key_store.all()
     if as_json:
         for one in listed:
@@ -97,10 +103,11 @@ def rotate(
     grace: str | None = option(
         "--grace TIME", "How long the old secret stays valid (default: 0s)."
     ),
+    state_dir: StateDir = None,
     as_json: options.Json = False,
 ) -> None:
     """Give a key a new secret and print it; its id, jobs and limits stay."""
-    with _api_keys() as key_store:
+    with _api_keys(state_dir) as key_store:
         key, text = key_store.rotate(key_id, grace_s=_seconds(grace, "--grace"))
     _print_once(key, text, as_json=as_json)
 
@@ -108,11 +115,12 @@ def rotate(
 @keys_group.command()
 def revoke(
     ids: list[str] = argument("ID", "Ids of the keys.", ...),
+    state_dir: StateDir = None,
     yes: options.Yes = False,
 ) -> None:
     """Revoke keys immediately and permanently; their jobs continue."""
     output.confirm(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
-    with _api_keys() as key_store:
+    with _api_keys(state_dir) as key_store:
         for key_id in ids:
             key_store.revoke(key_id)
             output.line(f"{key_id}  revoked")
@@ -136,13 +144,14 @@ def _seconds(text: str | None, flag: str, *, least: int = 0) -> float:
     return float(duration_s)
 
 
-def _api_keys() -> AbstractContextManager[ApiKeyStore]:
+def _api_keys(state_dir: Path | None) -> AbstractContextManager[ApiKeyStore]:
     # Imported here because they import the Redis client.
     from headrace.access.key_store import api_keys_at
     from headrace.config.settings import load_settings
     from headrace.server.embedded_redis import redis_url_here
 
-    return api_keys_at(redis_url_here(load_settings(None, os.environ, {})))
+    given = {} if state_dir is None else {"state_dir": str(state_dir)}
+    return api_keys_at(redis_url_here(load_settings(None, os.environ, given)))
 
 
 def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:

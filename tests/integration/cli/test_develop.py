@@ -164,5 +164,8 @@ def test_url_prints_what_a_celery_client_needs(tmp_path: Path) -> None:
     with running_up(tmp_path) as up:
         url = headrace_here("url", "--state-dir", str(up.state_dir), cwd=tmp_path).stdout.strip()
         assert connect(url).ping()
+        there = ("--state-dir", str(up.state_dir))
+        headrace_here("keys", "create", "mine", *there, cwd=tmp_path)
+        assert "mine" in headrace_here("keys", "list", *there, cwd=tmp_path).stdout
     given = headrace_here("url", cwd=tmp_path, HEADRACE_REDIS_URL="redis://elsewhere:1/0")
     assert given.stdout == "redis://elsewhere:1/0\n"

@@ -284,32 +284,41 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
         ),
         ({"prompt": "a", "stop": "b" * 1025}, "each with 1 to 1,024 characters"),
         ({"prompt": [9] * 1020, "max_tokens": 5}, "set max_tokens to 4 or less"),
-        ({"prompt": [9] * 1024}, "the prompt has 1,024 tokens, and the model takes 1,024"),
+        (
+            {"prompt": [9] * 1024},
+            "it has 1,024 tokens, and this model's maximum context length is 1,024",
+        ),
         ({"messages": []}, "messages is empty"),
         ({"messages": [{"content": "a"}]}, "messages[0] has no role"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content is no text"),
         ({"messages": [{"role": "judge", "content": "a"}]}, "refused the messages: unknown role"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-            "messages[0].content has a part that is no text",
+            "messages[0].content[0]: images are not supported by this model",
         ),
-        ({"prompt": "word " * 100_000}, "far more tokens than the 1,024"),
-        ({"prompt": " " * 100_000}, "far more tokens than the 1,024"),
+        (
+            {"prompt": "word " * 100_000},
+            "far more tokens, and this model's maximum context length is 1,024",
+        ),
+        (
+            {"prompt": " " * 100_000},
+            "far more tokens, and this model's maximum context length is 1,024",
+        ),
         (
             {"messages": [{"role": "user", "content": "word " * 100_000}]},
-            "far more tokens than the 1,024",
+            "far more tokens, and this model's maximum context length is 1,024",
         ),
         (
             {"messages": [{"role": "user", "content": ""}] * 300_000},
-            "the chat has 300,000 messages, and the model takes 1,024",
+            "it has 300,000 messages, and this model's maximum context length is 1,024",
         ),
         (
             {"messages": [{"role": "user", "content": "", "tool_calls": [{}] * 300_000}]},
-            "far more values than the 1,024",
+            "far more values, and this model's maximum context length is 1,024",
         ),
         (
             {"messages": [{"role": "user", "content": "", "never written": "word " * 100_000}]},
-            "far more tokens than the 1,024",
+            "far more tokens, and this model's maximum context length is 1,024",
         ),
         (
             {"messages": [{"role": "user", "content": "<|end|>" * 1001}]},
@@ -345,7 +354,9 @@ def test_what_the_template_writes_is_measured(field: str, monkeypatch: pytest.Mo
         template = "{% for message in messages %}{{ message." + field + " }}{% endfor %}"
         monkeypatch.setattr(model.tokenizer, "chat_template", template)
         message = {"role": "user", "content": "", field: "word " * 100_000}
-        with pytest.raises(InputError, match="far more tokens than the 1,024"):
+        with pytest.raises(
+            InputError, match="far more tokens, and this model's maximum context length is 1,024"
+        ):
             request(model, {"messages": [message]})
     finally:
         model.engine.close()

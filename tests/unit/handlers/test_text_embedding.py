@@ -89,8 +89,8 @@ def test_a_folder_of_sentence_transformers_names_its_pooling(tmp_path: Path) -> 
     ("value", "message"),
     [
         ("", "the text is empty"),
-        ("for " * 50, "the model takes 20"),
-        ("for " * 5000, "far more tokens than the 20"),
+        ("for " * 50, "context length is 20 tokens"),
+        ("for " * 5000, "far more tokens, and this model's maximum context length is 20"),
         (b"\xff", "no text in UTF-8"),
         ({"text": "a"}, "neither a text nor a list of tokens"),
         ([-1], "neither a text nor a list of tokens"),

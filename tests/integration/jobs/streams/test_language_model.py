@@ -88,7 +88,7 @@ def test_one_prompt_that_is_too_long_fails_alone(site: Site) -> None:
         found = site.ended(job_id)
         if n == 7:
             assert found["error"]["type"] == "input-error"
-            assert "the model takes 1,024" in found["error"]["message"]
+            assert "context length is 1,024" in found["error"]["message"]
         else:
             assert found["result"]["text"] == "zip(*iterables"
 

@@ -9,12 +9,14 @@ import openai
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
 from tests.extensions.openai.harness.batches import Batches, batches_at
 from tests.harness.servers.up import RunningUp, running_runner
 
 CHAT = "/v1/chat/completions"
 EMBEDDINGS = "/v1/embeddings"
+RESPONSES = "/v1/responses"
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +88,44 @@ def test_a_batch_of_embeddings(batches: Batches) -> None:
     assert found.usage == alone.usage
 
 
-def test_a_bad_line_fails_the_batch_before_it_runs(batches: Batches) -> None:
-    ended = batches.ended(batches.create([chat("a", "x"), chat("b", "x", n=2)], CHAT))
+def test_a_batch_of_responses(batches: Batches) -> None:
+    asked = {"model": "docs", "input": "What is zip?", "temperature": 0, "max_output_tokens": 20}
+    lines = [
+        line("a", RESPONSES, **asked, instructions="be brief", metadata={"of": "me"}),
+        line("b", RESPONSES, **asked, background=True),
+        line("c", RESPONSES, model="docs", input=[{"type": "item_reference", "id": "msg_1"}]),
+    ]
+    good, bad = batches.both(batches.ended(batches.create(lines, RESPONSES)))
+    found = Response.model_validate(good["a"]["response"]["body"])
+    alone = batches.client.responses.create(**asked, instructions="be brief")
+    assert (found.output_text, found.usage) == (alone.output_text, alone.usage)
+    assert (found.instructions, found.metadata, found.service_tier) == (
+        "be brief", {"of": "me"}, "flex",
+    )  # fmt: skip
+    params = {name: row["response"]["body"]["error"]["param"] for name, row in bad.items()}
+    assert params == {"b": "background", "c": "input"}
+
+
+def test_a_line_that_is_refused_fails_alone(batches: Batches) -> None:
+    lines = [chat("a", "x"), chat("b", "x", n=2), chat("c", "x", tools=[{}]), chat("d", "x")]
+    ended = batches.ended(batches.create(lines, CHAT))
+    assert (ended.status, ended.request_counts.failed) == ("completed", 2)
+    good, bad = batches.both(ended)
+    assert (sorted(good), sorted(bad)) == (["a", "d"], ["b", "c"])
+    alone = {}
+    for name, more in (("b", {"n": 2}), ("c", {"tools": [{}]})):
+        assert bad[name]["response"]["status_code"] == 400
+        alone[name] = bad[name]["response"]["body"]["error"]
+        assert alone[name]["param"] == next(iter(more))
+    with pytest.raises(openai.BadRequestError) as error:
+        batches.client.chat.completions.create(**chat("c", "x", tools=[{}])["body"])
+    assert error.value.body == alone["c"]
+
+
+def test_a_line_of_another_form_fails_the_batch_before_it_runs(batches: Batches) -> None:
+    ended = batches.ended(batches.create([chat("a", "x"), chat("a", "y")], CHAT))
     assert ended.status == "failed"
     (error,) = ended.errors.data
-    assert (error.line, error.code) == (2, "invalid_body")
-    assert "n is above 1" in error.message
+    assert (error.line, error.code) == (2, "duplicate_custom_id")
     with pytest.raises(openai.BadRequestError, match="is not served here"):
         batches.create([], "/v1/images")

@@ -218,7 +218,8 @@ def test_a_bad_text_of_several_is_named_by_its_index(client: Any) -> None:
     [
         ({"messages": [{"role": "wizard", "content": "x"}]}, openai.BadRequestError,
          "unknown role wizard", None),
-        ({"messages": [{"role": "user"}]}, openai.BadRequestError, "content is no text", None),
+        ({"messages": [{"role": "user"}]}, openai.BadRequestError, "content is no text",
+         "messages"),
         ({"messages": []}, openai.BadRequestError, "messages: expected `array`", "messages"),
         ({"max_tokens": 5000}, openai.BadRequestError, "set max_tokens to 1,009 or less", None),
         ({"temperature": 3}, openai.BadRequestError, "temperature: expected", "temperature"),

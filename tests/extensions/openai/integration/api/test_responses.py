@@ -76,6 +76,85 @@ def test_messages_and_instructions_are_a_chat(client: Any) -> None:
     assert client.responses.create(**asked(again)).usage.input_tokens > made.usage.input_tokens
 
 
+#: What the published schema of a response requires (Open Responses, 2026).
+REQUIRED = """
+id object created_at completed_at status incomplete_details model previous_response_id instructions
+output error tools tool_choice truncation parallel_tool_calls text top_p presence_penalty
+frequency_penalty top_logprobs temperature reasoning user usage max_output_tokens max_tool_calls
+store background service_tier metadata safety_identifier prompt_cache_key
+"""
+
+
+def test_a_response_has_all_that_its_schema_requires(client: Any, site: Site) -> None:
+    made = client.responses.create(**asked(max_output_tokens=2))
+    shown = made.to_dict()
+    assert not {*REQUIRED.split()} - shown.keys()
+    assert (made.temperature, made.top_p, shown["presence_penalty"]) == (0, 1, 0)
+    again = client.responses.create(model="docs", input="zip", max_output_tokens=2)
+    assert (again.temperature, again.top_p) == (1, 1)
+
+
+def test_a_conversation_goes_on(client: Any, site: Site) -> None:
+    """By its last response, and by references to its items, it is as if it were sent whole."""
+    question = {"role": "user", "content": "And json.loads?"}
+    first = client.responses.create(**asked("What is zip?", instructions="be brief"))
+    (answer,) = first.output
+    whole = [{"role": "user", "content": "What is zip?"}, answer.model_dump(), question]
+    expected = client.responses.create(**asked(whole))
+    second = client.responses.create(**asked([question]), previous_response_id=first.id)
+    assert (second.output_text, second.usage) == (expected.output_text, expected.usage)
+    assert second.previous_response_id == first.id
+    assert client.responses.retrieve(second.id).previous_response_id == first.id
+    reference = {"type": "item_reference", "id": answer.id}
+    referring = client.responses.create(**asked([whole[0], reference, question], background=True))
+    wait_until(lambda: client.responses.retrieve(referring.id).status == "completed", "it ends")
+    assert client.responses.retrieve(referring.id).usage == expected.usage
+    events = list(
+        client.responses.create(**asked("zip?"), previous_response_id=second.id, stream=True)
+    )
+    third = events[-1].response
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+    listed = list(client.responses.input_items.list(third.id, limit=2, order="asc"))
+    texts = [one.content[0].text for one in listed]
+    assert texts == [
+        "What is zip?", first.output_text, "And json.loads?", second.output_text, "zip?"
+    ]  # fmt: skip
+    assert listed[1].id == answer.id
+    assert listed == [*client.responses.input_items.list(third.id, include=[])][::-1]
+    # The text is with each response, so it outlives those before.
+    client.responses.delete(first.id)
+    given = {"type": "item_reference", "id": listed[0].id}
+    kept = client.responses.create(**asked([given]), previous_response_id=third.id)
+    assert kept.usage.input_tokens > third.usage.input_tokens
+    for more in ({"previous_response_id": first.id}, {"input": [reference]}):
+        with pytest.raises(openai.BadRequestError, match="there is no") as error:
+            client.responses.create(**{**asked(), **more})
+        assert error.value.code != "invalid-request"
+    job = keys.job(second.id)
+    assert 0 < site.client.redis.ttl(job) <= 86_400
+    client.responses.delete(second.id)
+    assert not site.client.redis.exists(job)
+
+
+def test_only_what_is_kept_and_complete_can_go_on(client: Any, tmp_path: Path) -> None:
+    (tmp_path / "0").touch()
+    item = scripted(pieces=["a", "b"], until=str(tmp_path))
+    running = client.responses.create(**item, background=True)
+    with pytest.raises(openai.BadRequestError, match="has the status"):
+        client.responses.create(**asked(), previous_response_id=running.id)
+    client.responses.cancel(running.id)
+    (tmp_path / "1").touch()
+    gone = client.responses.create(**asked(store=False, max_output_tokens=2))
+    with pytest.raises(openai.BadRequestError) as error:
+        client.responses.create(**asked(), previous_response_id=gone.id)
+    assert error.value.code == "previous_response_not_found"
+    noise = json.dumps(os.urandom(80_000).hex())
+    long = client.responses.create(model="pieces", input=json.dumps({"pieces": ["a"], "x": noise}))
+    with pytest.raises(openai.BadRequestError, match="are not kept: they are too long"):
+        client.responses.create(**asked(), previous_response_id=long.id)
+
+
 def test_the_events_of_a_response_are_numbered_alike_each_time(client: Any) -> None:
     events = list(
         client.responses.create(**asked("What is zip?", max_output_tokens=10), stream=True)
@@ -196,10 +275,16 @@ def test_a_job_is_no_response(client: Any, site: Site) -> None:
         ({"input": [{"type": "function_call"}]}, "type 'function_call' is not supported", "input"),
         ({"input": [{"role": "user"}]}, "has no content", "input"),
         ({"input": [{"content": "x"}]}, "has no role", "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "no text", "input"),
-        ({"previous_response_id": "resp_1"}, "not supported here", "previous_response_id"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "images are",
+            "input",
+        ),
+        ({"previous_response_id": "resp_1"}, "there is no response", "previous_response_id"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "there is no item", "input"),
+        ({"conversation": "conv_1"}, "not supported here", "conversation"),
         ({"background": True, "store": False}, "is stored", "store"),
-        ({"max_output_tokens": 5000}, "the model takes 1,024", None),
+        ({"max_output_tokens": 5000}, "context length is 1,024", None),
         ({"model": "echo"}, "model echo is no language model", "model"),
     ],
 )
@@ -221,7 +306,7 @@ def test_a_failure_in_the_background_is_in_the_response(client: Any) -> None:
 
     found = wait_until(failed, "it fails")
     assert found.error.code == "invalid_prompt"
-    assert "the model takes 1,024" in found.error.message
+    assert "context length is 1,024" in found.error.message
     events = list(client.responses.retrieve(made.id, stream=True))
     assert events[-1].type == "response.failed"
 

@@ -12,7 +12,7 @@ from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from extensions.openai.schema.answers import Generation, Usage, read_generation, usage_of
-from extensions.openai.schema.errors import openai_error
+from extensions.openai.schema.errors import openai_error, status_of
 from extensions.openai.schema.requests import (
     ChatRequest,
     CompletionRequest,
@@ -21,7 +21,18 @@ from extensions.openai.schema.requests import (
     read_request,
 )
 from extensions.openai.schema.responses import ECHO, ResponseRequest
-from headrace.errors import InvalidParameter, InvalidRequest, ModelNotFound
+from handlers.generation.inputs import CONTEXT_LENGTH
+from headrace.errors import (
+    HeadraceError,
+    InputError,
+    InvalidInput,
+    InvalidParameter,
+    InvalidRequest,
+    ModelNotFound,
+    RateLimited,
+    TooManyInFlight,
+    Unauthorized,
+)
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -133,6 +144,76 @@ def test_a_hint_changes_nothing() -> None:
         read_request(b'{"model": "m", "input": "a", "prompt_cache_key": "a"}', EmbeddingRequest)
 
 
+#: Fields with values that change nothing, as clients of these servers and load tools send them.
+NEUTRAL: list[tuple[type[OpenAIRequest], dict[str, Any]]] = [
+    (ChatRequest, {
+        "stream": True, "min_p": 0.0, "min_tokens": 0, "repetition_penalty": 1.0, "top_k": -1,
+        "stream_options": {"include_usage": None, "continuous_usage_stats": True},
+        "skip_special_tokens": True, "max_tokens": -1, "max_completion_tokens": -1, "user": None,
+        "chat_template_kwargs": {}, "stop_token_ids": [], "ignore_eos": None, "extra_key": "a",
+        "reasoning_effort": "none", "usage": {"include": True}, "thinking": {"type": "disabled"},
+        "tools": [], "tool_choice": "auto", "prediction": {"type": "content", "content": "a"},
+    }),
+    (CompletionRequest, {"repetition_penalty": 1, "best_of": 1, "echo": False, "suffix": ""}),
+    (EmbeddingRequest, {"truncate_prompt_tokens": -1, "dimensions": None, "priority": 0}),
+    (ResponseRequest, {
+        "include": ["reasoning.encrypted_content", "file_search_call.results"],
+        "reasoning": {"effort": None, "summary": "auto"}, "truncation": "auto",
+        "text": {"format": None, "verbosity": "medium"}, "max_output_tokens": -1,
+        "stream_options": {"include_obfuscation": True},
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "neutral"), NEUTRAL)
+def test_what_changes_nothing_is_accepted(
+    shape: type[OpenAIRequest], neutral: dict[str, Any]
+) -> None:
+    given = {"model": "m", "messages": MESSAGES, "prompt": "a", "input": "a"}
+    plain = {name: one for name, one in given.items() if name in shape.__struct_fields__}
+    expected = inputs_of(read_request(json.dumps(plain).encode(), shape))
+    assert inputs_of(read_request(json.dumps({**plain, **neutral}).encode(), shape)) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"reasoning": {"other": 1}}, "reasoning"),
+        ({"text": {"format": {"type": "json_object"}}}, "text"),
+    ],
+)
+def test_a_member_that_changes_something_is_refused(given: dict[str, Any], param: str) -> None:
+    body = json.dumps({"model": "m", "input": "a", **given}).encode()
+    with pytest.raises(InvalidParameter, match="not supported here") as error:
+        read_request(body, ResponseRequest)
+    assert openai_error(error.value).error.param == param
+    assert openai_error(error.value).error.code == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "param"),
+    [
+        (ModelNotFound("no model"), "model_not_found", "model"),
+        (Unauthorized("no key"), "invalid_api_key", None),
+        (RateLimited("too fast"), "rate_limit_exceeded", None),
+        (TooManyInFlight("too many"), "rate_limit_exceeded", None),
+        (
+            InputError(f"too long: {CONTEXT_LENGTH} 9"),
+            "context_length_exceeded",
+            None,
+        ),
+        (InputError("messages[1].content is no text"), "input-error", "messages"),
+        (InvalidInput("the input does not fit"), "invalid-input", None),
+    ],
+)
+def test_codes_are_openais(error: HeadraceError, code: str, param: str | None) -> None:
+    found = openai_error(error).error
+    assert (found.code, found.param) == (code, param)
+    assert status_of(error) in (400, 401, 404, 429)
+
+
 def test_a_hint_begins_a_sentence() -> None:
     error = ModelNotFound("no model 'a'; did you mean b?", hint="use one of b")
     found = openai_error(error).error
@@ -150,6 +231,9 @@ def test_a_hint_begins_a_sentence() -> None:
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
+        ({"min_p": 0.5, "tools": [{}]}, "min_p", "^min_p is not supported here$"),
+        ({"tools": [{}], "min_p": 0.5}, "tools", "^tools is not supported here$"),
+        ({"thinking": {"type": "enabled"}}, "thinking", "not supported"),
         (
             {"service_tier": "gold"},
             "service_tier",

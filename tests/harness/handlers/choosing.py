@@ -15,6 +15,7 @@ class Holds(Handler):
 
     overlap = True
     preprocess_per_item = True
+
     def initialize(self, context: Context) -> None:
         self.context = context
         self.seconds = float(context.options.get("work_ms", 0)) / 1000

@@ -128,6 +128,7 @@ def torchserve(batch_ms: float, python: str) -> Iterator[tuple[str, str]]:
         }  # fmt: skip
         addresses = zip(("inference", "management", "metrics"), ports, strict=True)
         lines = [f"{kind}_address=http://127.0.0.1:{port}" for kind, port in addresses]
+        lines += [f"grpc_{kind}_port={free_port()}" for kind in ("inference", "management")]
         lines += [
             "job_queue_size=1000", "disable_system_metrics=true", "load_models=m.mar",
             "models=" + json.dumps({"m": {"1.0": version}}),

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
+from extensions.openai.schema.formats import STRUCTURED_OUTPUTS, shape_of_format
 from extensions.openai.schema.inputs import RequestInputs
 from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
@@ -148,6 +149,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=0)] | None, Meta(description="Not in OpenAI's API.")
     ] = None
     ignore_eos: Annotated[bool | None, Meta(description="Not in OpenAI's API.")] = None
+    structured_outputs: Annotated[dict[str, Any] | None, STRUCTURED_OUTPUTS] = None
 
     @property
     def choices(self) -> int:
@@ -182,6 +184,10 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         """How many of the likeliest tokens come with log probabilities; None without these."""
         raise NotImplementedError
 
+    def shape(self) -> dict[str, Any] | None:
+        """Return what an answer must be; None for any text."""
+        return self.structured_outputs
+
     @override
     def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
@@ -193,6 +199,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "stop": self.stop,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.likeliest,
+            "structured": self.shape(),
         }
         return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
@@ -232,7 +239,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "parallel_tool_calls": (True, False),
         "prediction": (),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
@@ -256,10 +262,25 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         _Likeliest | None,
         Meta(description="How many of the likeliest tokens come with each of them."),
     ] = None
+    response_format: Annotated[
+        dict[str, Any] | None, Meta(description="`text`, `json_object` or `json_schema`.")
+    ] = None
+
+    @override
+    def shape(self) -> dict[str, Any] | None:
+        given = self.response_format
+        found = None if given is None else shape_of_format(given, "response_format", "json_schema")
+        if found is not None and self.structured_outputs is not None:
+            raise InvalidParameter(
+                "response_format and structured_outputs exclude each other",
+                "structured_outputs", hint="Leave one of them out.",
+            )  # fmt: skip
+        return self.structured_outputs if found is None else found
 
     @override
     def check(self) -> None:
         super().check()
+        self.shape()
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs is only for answers with logprobs",

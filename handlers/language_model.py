@@ -33,6 +33,7 @@ from handlers.generation.inputs import (
     read_input,
 )
 from handlers.generation.sampling import Sampling
+from handlers.generation.structure import Mask, Shape, Shapes
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
 from headrace.handler import Context
@@ -68,10 +69,12 @@ class Request(Prompt):
     Attributes:
         stop: texts before which the answer ends.
         seeded: the client has given the seed.
+        shape: what the answer must be.
     """
 
     stop: Sequence[str]
     seeded: bool
+    shape: Shape | None = None
 
 
 @dataclass(slots=True)
@@ -110,6 +113,7 @@ class LanguageModel(ItemHandler, Generator):
             defaults = config()
         self.defaults = _defaults(defaults)
         self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
+        self.shapes = Shapes(self.tokenizer, self.end_tokens)
         self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
         self.engine, self.context_tokens = _engine(
             self.folder, self.options, context, self.end_tokens
@@ -138,6 +142,7 @@ class LanguageModel(ItemHandler, Generator):
             )
         if asked.logprobs is not None and not self.engine.has_logprobs:
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
+        self._check_shape(asked)
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k", "seed")
@@ -151,7 +156,18 @@ class LanguageModel(ItemHandler, Generator):
             logprobs=asked.logprobs,
             stop=asked.stops,
             seeded=asked.seed is not None,
+            shape=asked.structured,
         )
+
+    def _check_shape(self, asked: GenerationInput) -> None:
+        if asked.structured is None:
+            return
+        if not self.engine.has_masks:
+            raise InputError(f"structured: {self.options.engine} has no masks here; leave it out")
+        if asked.ignore_eos:
+            raise InputError("structured and ignore_eos exclude each other; leave one out")
+        # It is compiled here, before the request is in the batch.
+        self.shapes.mask(asked.structured)
 
     def _tokens(self, asked: GenerationInput) -> list[int]:
         if (asked.prompt is None) == (asked.messages is None):
@@ -232,11 +248,19 @@ class LanguageModel(ItemHandler, Generator):
                 max_tokens=request.max_tokens - len(resumed),
                 sampling=sampling,
                 position=len(resumed),
+                mask=self._mask(request, resumed),
             )
             self.engine.add(request_id, prompt)
         except BaseException:
             del self._answers[request_id]
             raise
+
+    def _mask(self, request: Request, resumed: list[int]) -> Mask | None:
+        if request.shape is None:
+            return None
+        mask = self.shapes.mask(request.shape)
+        mask.read(resumed)
+        return mask
 
     def _decode(self, tokens: Sequence[int]) -> str:
         if self._backend is not None:

@@ -32,6 +32,8 @@ from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods
+from handlers.generation.structure import masked
+from headrace.errors import InputError
 from headrace.generator import Budget
 
 # It logs at level INFO what it chose for each model.
@@ -116,11 +118,13 @@ class _Running:
     Attributes:
         returned: how many tokens of the answer `step` has returned.
         likelihoods: those that `step` has not returned, by the place of their token in the answer.
+        error: its mask has failed.
     """
 
     prompt: Prompt
     returned: int = 0
     likelihoods: dict[int, Likelihood] = field(default_factory=dict)
+    error: InputError | None = None
 
 
 class ContinuousEngine(Engine):
@@ -229,7 +233,13 @@ class ContinuousEngine(Engine):
         return new.values()
 
     def _add_output(self, output: Any, new: NewTokens) -> None:
-        running, tokens = self._running[new.id], output.generated_tokens
+        running, tokens = self._running.get(new.id), output.generated_tokens
+        if running is None:  # its mask has failed in this step
+            return
+        if running.error is not None:
+            new.error = running.error
+            self.cancel(new.id)
+            return
         new.tokens += tokens[running.returned :]
         if running.prompt.logprobs is not None:
             first = running.prompt.position
@@ -274,6 +284,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         self._rows: list[tuple[Sampling, int]] = []
         # The rows that want log probabilities, each with how many of the likeliest tokens.
         self._wanted: list[tuple[int, int, _Running]] = []
+        self._masks: list[tuple[int, bytes]] = []
 
     @override
     def fill_defaults(self, int32_tensor: Tensor) -> None:
@@ -281,7 +292,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
-        self._rows, self._wanted = [], []
+        self._rows, self._wanted, self._masks = [], [], []
         for row, one in enumerate(requests_with_new_token):
             running = self._running.get(one.state.request_id)
             if running is None:
@@ -291,11 +302,17 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
             self._rows.append((prompt.sampling, prompt.position + one.state.generated_len()))
             if prompt.logprobs is not None:
                 self._wanted.append((row, prompt.logprobs, running))
+            if (mask := prompt.mask) is not None and running.error is None:
+                try:
+                    mask.read(one.state.generated_tokens[mask.count - prompt.position :])
+                    self._masks.append((row, mask.bits()))
+                except InputError as error:  # it ends this answer alone
+                    running.error = error
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        result = adjusted(scores, self._rows)
+        result = adjusted(masked(scores, self._masks), self._rows)
         if self._wanted:
             found = likelihoods(scores, result, [(row, count) for row, count, _ in self._wanted])
             for (row, _, running), one in zip(self._wanted, found, strict=True):

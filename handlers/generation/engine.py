@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from handlers.generation.sampling import Likelihood, Sampling
+from handlers.generation.structure import Mask
 from headrace.generator import Budget
 
 #: How many tokens of an answer may come before the next look at the memory.
@@ -23,6 +24,7 @@ class Prompt:
         ignore_end: do not stop at the model's end token.
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
             None for no log probabilities.
+        mask: which tokens can follow; it has read those of the answer in `tokens`.
     """
 
     tokens: Sequence[int]
@@ -31,6 +33,7 @@ class Prompt:
     position: int = 0
     ignore_end: bool = False
     logprobs: int | None = None
+    mask: Mask | None = None
 
 
 @dataclass(slots=True)
@@ -55,10 +58,12 @@ class Engine(ABC):
 
     Attributes:
         has_logprobs: it returns log probabilities.
+        has_masks: it applies the masks of prompts.
         can_pause: `pause` does something.
     """
 
     has_logprobs: ClassVar[bool] = True
+    has_masks: ClassVar[bool] = True
     can_pause: ClassVar[bool] = False
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from handlers.generation.structure import Shape
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import InputError
 from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
@@ -43,6 +44,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
+    structured: Shape | None = None
 
     @property
     def stops(self) -> list[str]:

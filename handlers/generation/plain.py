@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
 from handlers.generation.sampling import Likelihood, adjusted, likelihoods
+from handlers.generation.structure import masked
 from headrace.generator import Budget
 
 #: How long a step waits for a token, so that cancels are seen.
@@ -141,7 +142,12 @@ class _Processor(LogitsProcessor):  # type: ignore[misc] # untyped
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         prompt, logits = self._run.prompt, scores.float()
         position = prompt.position + input_ids.shape[1] - len(prompt.tokens)
-        scores = adjusted(logits, [(prompt.sampling, position)])
+        scores = logits
+        if (mask := prompt.mask) is not None:
+            read = len(prompt.tokens) + mask.count - prompt.position
+            mask.read(input_ids[0, read:].tolist())
+            scores = masked(logits, [(0, mask.bits())])
+        scores = adjusted(scores, [(prompt.sampling, position)])
         if prompt.logprobs is not None:
             self._run.likelihoods += likelihoods(logits, scores, [(0, prompt.logprobs)])
         return scores

@@ -38,6 +38,7 @@ class VllmEngine(Engine):
     """
 
     has_logprobs: ClassVar[bool] = False
+    has_masks: ClassVar[bool] = False
 
     def __init__(
         self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]

@@ -80,7 +80,6 @@ NEVER_MADE: Final = Only(
 )  # fmt: skip
 #: Also a summary of what a model thinks, which none here makes.
 NO_REASONING: Final = Members(effort=("none",), summary=ANY, generate_summary=ANY)
-PLAIN_TEXT: Final = Members(format=({"type": "text"},), verbosity=("medium",))
 
 #: Fields of other servers: vLLM, SGLang, TGI, llama.cpp, LM Studio, Ollama, OpenRouter.
 FOREIGN: Final[dict[str, Neutral]] = {

@@ -14,6 +14,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from extensions.openai.schema.errors import BadField
+from extensions.openai.schema.formats import STRUCTURED_OUTPUTS, shape_of_format
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.neutral import (
     FOREIGN,
@@ -161,6 +162,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=0)] | None, Meta(description="Not in OpenAI's API.")
     ] = None
     ignore_eos: Annotated[bool | None, Meta(description="Not in OpenAI's API.")] = None
+    structured_outputs: Annotated[dict[str, Any] | None, STRUCTURED_OUTPUTS] = None
 
     @property
     def choices(self) -> int:
@@ -195,6 +197,10 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         """How many of the likeliest tokens come with log probabilities; None without these."""
         raise NotImplementedError
 
+    def shape(self) -> dict[str, Any] | None:
+        """Return what an answer must be; None for any text."""
+        return self.structured_outputs
+
     @override
     def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
@@ -206,6 +212,7 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
             "stop": self.stop,
             "ignore_eos": self.ignore_eos,
             "logprobs": self.likeliest,
+            "structured": self.shape(),
         }
         return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
@@ -237,7 +244,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "moderation": (),
         "parallel_tool_calls": (True, False),
         "reasoning_effort": ("none",),
-        "response_format": ({"type": "text"},),
         "store": (False,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
@@ -262,10 +268,25 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         _Likeliest | None,
         Meta(description="How many of the likeliest tokens come with each of them."),
     ] = None
+    response_format: Annotated[
+        dict[str, Any] | None, Meta(description="`text`, `json_object` or `json_schema`.")
+    ] = None
+
+    @override
+    def shape(self) -> dict[str, Any] | None:
+        given = self.response_format
+        found = None if given is None else shape_of_format(given, "response_format", "json_schema")
+        if found is not None and self.structured_outputs is not None:
+            raise InvalidParameter(
+                "response_format and structured_outputs exclude each other",
+                "structured_outputs", hint="Leave one of them out.",
+            )  # fmt: skip
+        return self.structured_outputs if found is None else found
 
     @override
     def check(self) -> None:
         super().check()
+        self.shape()
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs is only for answers with logprobs",

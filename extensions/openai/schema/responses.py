@@ -15,13 +15,13 @@ from typing_extensions import override
 from extensions.openai.schema.answers import Generation
 from extensions.openai.schema.conversations import RESPONSE_PREFIX, as_items, message_id
 from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail
+from extensions.openai.schema.formats import shape_of_format
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.neutral import (
     ANY,
     HINTS,
     NEVER_MADE,
     NO_REASONING,
-    PLAIN_TEXT,
     Neutral,
 )
 from extensions.openai.schema.requests import (
@@ -70,7 +70,6 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         "parallel_tool_calls": (True, False),
         "prompt": (),
         "reasoning": (NO_REASONING,),
-        "text": (PLAIN_TEXT,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
         "top_logprobs": (0,),
@@ -105,8 +104,32 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         bool | None, Meta(description="False deletes the response once it is answered.")
     ] = None
 
+    text: Annotated[
+        dict[str, Any] | None,
+        Meta(description="Its `format` is `text`, `json_object` or `json_schema`."),
+    ] = None
+
+    def format(self) -> dict[str, Any] | None:
+        """Return the format of the answer; None if the request names none."""
+        given = {name: one for name, one in (self.text or {}).items() if one is not None}
+        for name, value in given.items():
+            if name != "format" and (name, value) != ("verbosity", "medium"):
+                raise InvalidParameter(
+                    f"text.{name[:64]} is not supported here", "text", hint="Leave it out."
+                )
+        found = given.get("format")
+        if found is not None and not isinstance(found, dict):
+            raise InvalidParameter("text.format is no object", "text", hint="Give its type.")
+        return found
+
+    def shape(self) -> dict[str, Any] | None:
+        """Return what the answer must be; None for any text."""
+        found = self.format()
+        return None if found is None else shape_of_format(found, "text.format", None)
+
     @override
     def check(self) -> None:
+        self.shape()
         if self.background and self.store is False:
             raise InvalidParameter(
                 "a response in the background is stored", "store", hint="Leave store out."
@@ -121,6 +144,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             "max_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
+            "structured": self.shape(),
         }
         return RequestInputs([{"messages": messages}], shared)
 
@@ -132,11 +156,13 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             instructions=self.instructions, max_output_tokens=self.max_output_tokens,
             temperature=self.temperature, top_p=self.top_p, service_tier=self.tier, user=self.user,
             previous_response_id=self.previous_response_id,
+            format=self.format(),
         )  # fmt: skip
         metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
         if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
             # They are in the input too; a response can do without them.
             metadata[ECHO]["instructions"] = None
+            metadata[ECHO].pop("format", None)
         return msgspec.structs.replace(super().options(), metadata=metadata)
 
 
@@ -153,6 +179,7 @@ class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
     service_tier: str = "default"
     user: str | None = None
     previous_response_id: str | None = None
+    format: dict[str, Any] | None = None
 
 
 class OutputText(msgspec.Struct, kw_only=True):
@@ -174,16 +201,10 @@ class OutputMessage(msgspec.Struct, kw_only=True):
     content: list[OutputText]
 
 
-class TextFormat(msgspec.Struct):
-    """The form of a text."""
-
-    type: Literal["text"] = "text"
-
-
 class TextConfig(msgspec.Struct):
     """How texts are written."""
 
-    format: TextFormat
+    format: dict[str, Any]
 
 
 class Reasoning(msgspec.Struct):
@@ -261,7 +282,7 @@ class Response(msgspec.Struct, kw_only=True):
     temperature: Annotated[
         float, Meta(description="1 if the request has none; then the default of the model holds.")
     ]
-    text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(TextFormat()))
+    text: TextConfig
     tool_choice: Literal["auto"] = "auto"
     tools: list[Any] = []
     top_logprobs: Count = 0
@@ -317,6 +338,8 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         bad = failure.type in BAD_INPUT
         error = ResponseError("invalid_prompt" if bad else "server_error", failure.message)
     usage = None if found is None else found.usage
+    repeated = {**msgspec.structs.asdict(echo), **_in_force(echo)}
+    text = TextConfig(repeated.pop("format") or {"type": "text"})
     return Response(
         id=job.id,
         created_at=job.created_us // US_PER_S,
@@ -333,7 +356,8 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
-        **{**msgspec.structs.asdict(echo), **_in_force(echo)},
+        text=text,
+        **repeated,
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import queue
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,71 @@ def test_an_engine_without_log_probabilities_refuses_them(
     with pytest.raises(InputError, match="returns none here"):
         request(model, {"prompt": "a", "logprobs": 0})
     assert request(model, {"prompt": "a"}).logprobs is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer", "maximum": 99}, "c": {"enum": ["red", "blue"]}},
+    "required": ["n", "c"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_has_the_shape_that_is_asked_for(model: LanguageModel) -> None:
+    plain = answer(model, {**QUESTION, "temperature": 0, "max_tokens": 20})
+    shapes: list[tuple[Any, Callable[[str], bool]]] = [
+        ({"json": SCHEMA}, lambda text: json.loads(text)["c"] in ("red", "blue")),
+        ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
+        ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
+        ({"choice": ["tea", 'a "b"']}, lambda text: text in ("tea", 'a "b"')),
+        ({"grammar": 'start: "a" "b"+ "c"'}, lambda text: set(text) == set("abc")),
+    ]
+    for shape, fits in shapes:
+        found = answer(model, {**QUESTION, "structured": shape, "max_tokens": 60, "seed": 3})
+        assert found.finish_reason == "stop"
+        assert fits(found.text), found
+    # What ran before it changes nothing for a request without a mask.
+    assert answer(model, {**QUESTION, "temperature": 0, "max_tokens": 20}) == plain
+
+
+def test_a_mask_changes_nothing_for_the_rest_of_its_batch() -> None:
+    model = loaded(engine="continuous")
+    plain = {**QUESTION, "temperature": 1.0, "seed": 1, "max_tokens": 30}
+    shaped = {**plain, "structured": {"json": SCHEMA}}
+    try:
+        alone = [answer(model, one) for one in (plain, shaped)]
+        assert answers(model, plain, shaped, plain) == [*alone, alone[0]]
+    finally:
+        model.engine.close()
+
+
+def test_a_structured_answer_goes_on_in_another_process(model: LanguageModel) -> None:
+    asked = request(model, {**QUESTION, "structured": {"json": SCHEMA}, "seed": 5})
+    model.add("job", asked)
+    whole = run(model, "job")
+    tokens = [token for piece in whole for token in piece.tokens]
+    for count in range(1, len(tokens)):
+        model.add("job", asked, tokens[:count])
+        after = run(model, "job")
+        assert [token for piece in after for token in piece.tokens] == tokens[count:]
+    json.loads(text(whole))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"structured": {"json": {"type": "nonsense"}}}, "structured.json: Invalid type"),
+        ({"structured": {"json": {"not": {}, "if": {}}}}, "structured.json: "),
+        ({"structured": {"regex": "("}}, "structured.regex: .*invalid regex"),
+        ({"structured": {"grammar": "x"}}, "structured.grammar: "),
+        ({"structured": {}}, "0 shapes; give exactly one"),
+        ({"structured": {"regex": "a", "json": {}}}, "2 shapes"),
+        ({"structured": {"regex": "a"}, "ignore_eos": True}, "exclude each other"),
+    ],
+)
+def test_shapes_without_masks_are_refused(model: LanguageModel, more: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        request(model, {**QUESTION, **more})
 
 
 def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:

@@ -286,6 +286,42 @@ def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) ->
     raise AssertionError("each of ten answers ended before the process was killed")
 
 
+SHAPE = {
+    "type": "object",
+    "properties": {"words": {"type": "array", "minItems": 40, "items": {"enum": ["a", "b"]}}},
+    "required": ["words"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_fits_its_schema_over_a_kill(client: Any, site: Site) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "words", "schema": SHAPE}}
+    asked = chat(max_tokens=600, response_format=shape)
+    asked["extra_body"] = {"seed": 1}
+    expected = client.chat.completions.create(**asked).choices[0].message.content
+    for _ in range(10):
+        with client.chat.completions.create(**asked, stream=True) as stream:
+            chunks = [next(stream), next(stream)]
+            (pid,) = site.worker.states()["docs"]["pids"]
+            os.kill(pid, signal.SIGKILL)
+            chunks += stream
+        assert texts(chunks) == {0: expected}
+        if site.shown(chunks[0].id)["attempts"] == 2:
+            break  # else it had ended before the kill
+    else:
+        raise AssertionError("each of ten answers ended before the process was killed")
+    answer = client.responses.create(
+        model="docs", input="zip?", text={"format": {"type": "json_schema", "name": "c",
+        "schema": {"enum": ["red", "blue"]}}},
+    )  # fmt: skip
+    assert json.loads(answer.output_text) in ("red", "blue")
+    assert answer.text.format.type == "json_schema"
+    with pytest.raises(openai.BadRequestError, match="Invalid type"):
+        client.chat.completions.create(
+            **chat(extra_body={"structured_outputs": {"json": {"type": "nonsense"}}})
+        )
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("key", [False, True])
 def test_a_hang_up_cancels_unless_the_client_may_ask_again(

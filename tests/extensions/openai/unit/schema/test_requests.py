@@ -229,7 +229,7 @@ def test_a_hint_begins_a_sentence() -> None:
         ({"seed": "x"}, "seed", "seed: expected"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "json"}}, "response_format", "type is unknown"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
         ({"min_p": 0.5, "tools": [{}]}, "min_p", "^min_p is not supported here$"),
         ({"tools": [{}], "min_p": 0.5}, "tools", "^tools is not supported here$"),

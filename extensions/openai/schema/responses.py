@@ -114,9 +114,10 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         given = {name: one for name, one in (self.text or {}).items() if one is not None}
         for name, value in given.items():
             if name != "format" and (name, value) != ("verbosity", "medium"):
-                raise InvalidParameter(
-                    f"text.{name[:64]} is not supported here", "text", hint="Leave it out."
-                )
+                raise BadField(
+                    f"text.{name[:64]} is not supported here", "text",
+                    hint="Leave it out.", openai="unsupported_parameter",
+                )  # fmt: skip
         found = given.get("format")
         if found is not None and not isinstance(found, dict):
             raise InvalidParameter("text.format is no object", "text", hint="Give its type.")

@@ -256,7 +256,7 @@ def test_batches_and_files_are_their_keys_alone(redis_db: RedisServer, tmp_path:
             pytest.raises(openai.AuthenticationError) as caught,
         ):
             unknown.batches.list()
-        assert caught.value.code == "unauthorized"
+        assert caught.value.code == "invalid_api_key"
 
         def drive_for(owner: str) -> None:
             files = inside.services.of(FileService)

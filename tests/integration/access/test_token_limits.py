@@ -208,7 +208,7 @@ def test_the_answer_below_v1_has_the_headers_of_openai(
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="m", prompt="Why?", max_tokens=300)
     error = caught.value
-    assert (error.code, error.type) == ("rate-limited", "rate_limit_error")
+    assert (error.code, error.type) == ("rate_limit_exceeded", "rate_limit_error")
     headers = error.response.headers
     assert headers["x-ratelimit-limit-tokens"] == str(LIMIT)
     assert headers["x-ratelimit-remaining-tokens"] == "0"

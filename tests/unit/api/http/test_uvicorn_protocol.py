@@ -337,7 +337,7 @@ def test_running_out_of_file_descriptors_is_logged_once_until_it_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     left = [True, False, False, True, False]
-    monkeypatch.setattr(uvicorn_protocol, "_descriptor_left", lambda: left.pop(0))
+    monkeypatch.setattr(uvicorn_protocol, "_descriptor_left", lambda: bool(left and left.pop(0)))
     watched([], lambda: not left)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]
     assert "ulimit -n" in caplog.text

@@ -105,7 +105,9 @@ def kill_while_put_back(site: Site, kills: int, chance: random.Random) -> None:
 def _results(site: Site, asked: Sequence[Any]) -> list[Any]:
     """Return the answers without a kill; they run at the same time."""
     jobs = [site.submit(one) for one in asked]
-    return [site.ended(job_id)["result"] for job_id in jobs]
+    ended = [site.ended(job_id) for job_id in jobs]
+    assert all("result" in data for data in ended), [data for data in ended if "result" not in data]
+    return [data["result"] for data in ended]
 
 
 def _whole(reader: Reader, expected: Any) -> None:

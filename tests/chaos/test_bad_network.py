@@ -25,7 +25,7 @@ JOBS = 1500
 MODEL = "fast"
 RETRY_S = 300.0
 #: So many connections have met a bad end at least.
-BAD_ENDS_MIN = 1
+BAD_ENDS_MIN = 3
 
 
 @dataclass

@@ -17,6 +17,9 @@ from tests.harness.fakes.proxy import Carrier, shut
 FATES = {"slow": 6, "cut": 3, "half-closed": 2, "silent": 1}
 #: After how many bytes a connection meets its fate, at most.
 BYTES_MAX = 6_000
+#: After how many bytes a slow connection draws a fate anew, at most. Clients keep connections: a
+#: network whose first ones are all slow would never turn bad.
+SLOW_BYTES_MAX = 300_000
 #: How long a piece of data is late, in seconds, at most; and what share of them.
 DELAY_MAX_S = 0.05
 DELAYED = 0.1
@@ -56,12 +59,13 @@ class BadNetwork(Carrier):
         ours = chance.randrange(2)
         for n, (source, target) in enumerate([(client, server), (server, client)]):
             own = random.Random(f"{self._seed} {self._number} {n}")
-            given = (source, target, fate if n == ours else "slow", own)
+            given = (source, target, fate if n == ours else None, own)
             threading.Thread(target=self._pump, args=given, daemon=True).start()
 
     def _pump(
-        self, source: socket.socket, target: socket.socket, fate: str, chance: random.Random
+        self, source: socket.socket, target: socket.socket, fate: str | None, chance: random.Random
     ) -> None:
+        """Carry one direction; without a fate it is only slow."""
         left = chance.randrange(BYTES_MAX)
         pause = threading.Event()
         with contextlib.suppress(OSError):
@@ -70,7 +74,10 @@ class BadNetwork(Carrier):
                     if chance.random() < DELAYED:
                         pause.wait(chance.uniform(0, DELAY_MAX_S))
                     left -= len(data)
-                    if left < 0 and fate != "slow":
+                    if left < 0 and fate == "slow":
+                        fate = chance.choices(list(FATES), list(FATES.values()))[0]
+                        left = chance.randrange(SLOW_BYTES_MAX)
+                    elif left < 0 and fate is not None:
                         # In the middle of a message.
                         target.sendall(data[: len(data) // 2])
                         if self._end(source, target, fate):

@@ -31,8 +31,7 @@ from transformers.generation.continuous_batching.scheduler import (
 from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
-from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods
-from handlers.generation.structure import masked
+from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
 from headrace.errors import InputError
 from headrace.generator import Budget
 

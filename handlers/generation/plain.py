@@ -15,8 +15,7 @@ from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
-from handlers.generation.sampling import Likelihood, adjusted, likelihoods
-from handlers.generation.structure import masked
+from handlers.generation.sampling import Likelihood, adjusted, likelihoods, masked
 from headrace.generator import Budget
 
 #: How long a step waits for a token, so that cancels are seen.

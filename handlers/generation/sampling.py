@@ -53,6 +53,27 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
     return result
 
 
+def masked(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> Tensor:
+    """Return logits in which no token is left that a mask excludes.
+
+    Args:
+        masks: rows of the logits with their bits, eight tokens a byte.
+    """
+    if not masks:
+        return logits
+    index = torch.tensor([row for row, _ in masks], device=logits.device)
+    packed = torch.frombuffer(bytearray(b"".join(bits for _, bits in masks)), dtype=torch.uint8)
+    packed = packed.reshape(len(masks), -1).to(logits.device)
+    places = torch.arange(8, device=logits.device, dtype=torch.uint8)
+    allowed = ((packed.unsqueeze(-1) >> places) & 1).bool().flatten(1)
+    width = logits.shape[1]
+    # The model may have more logits than the tokenizer has tokens.
+    allowed = torch.nn.functional.pad(allowed, (0, max(0, width - allowed.shape[1])))[:, :width]
+    result = logits.clone()
+    result[index] = logits[index].masked_fill(~allowed, -torch.inf)
+    return result
+
+
 class Likelihood(NamedTuple):
     """How likely the model held a token that was chosen, by its logits alone.
 

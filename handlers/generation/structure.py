@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
-import torch
 from msgspec import Meta
-from torch import Tensor
 
 from headrace.errors import InputError
 
@@ -170,27 +168,6 @@ class Shapes:
             except ValueError as error:
                 raise InputError(f"structured: the model's tokenizer: {error}") from None
         return llguidance
-
-
-def masked(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> Tensor:
-    """Return logits in which no token is left that a mask excludes.
-
-    Args:
-        masks: rows of the logits with their bits, eight tokens a byte.
-    """
-    if not masks:
-        return logits
-    index = torch.tensor([row for row, _ in masks], device=logits.device)
-    packed = torch.frombuffer(bytearray(b"".join(bits for _, bits in masks)), dtype=torch.uint8)
-    packed = packed.reshape(len(masks), -1).to(logits.device)
-    places = torch.arange(8, device=logits.device, dtype=torch.uint8)
-    allowed = ((packed.unsqueeze(-1) >> places) & 1).bool().flatten(1)
-    width = logits.shape[1]
-    # The model may have more logits than the tokenizer has tokens.
-    allowed = torch.nn.functional.pad(allowed, (0, max(0, width - allowed.shape[1])))[:, :width]
-    result = logits.clone()
-    result[index] = logits[index].masked_fill(~allowed, -torch.inf)
-    return result
 
 
 def _first_line(text: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -42,6 +44,19 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
     """Imports for types count. Those within functions do not: they wait for the call."""
     graph = {module: edges(path) & set(modules()) - {module} for module, path in modules().items()}
     assert circles(graph) == []
+
+
+def test_the_servers_import_nothing_that_only_handlers_need() -> None:
+    """torch alone takes a second and 200 MB, and each API and each worker would pay for it."""
+    program = (
+        "import sys, api.process, workers.celery_app;"
+        "print({'PIL', 'llguidance', 'numpy', 'onnxruntime', 'torch', 'transformers'}"
+        ".intersection(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "set()"
 
 
 def edges(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from headrace.generator import Generator
 from headrace.handler import Context
@@ -73,10 +73,16 @@ logger = logging.getLogger("headrace.model")
 
 Frames = FrameSocket[FromModel, ToModel]
 
+#: How long a thread may keep the interpreter's lock that another waits for. With Python's 5 ms,
+#: `preprocess` waits for an `inference` that holds the lock, once for each hand-over: up to 25 %
+#: fewer images a second (`python -m benchmarks.models.device_wait --holds lock`).
+SWITCH_S: Final = 0.0005
+
 
 def main() -> None:
     """Load the handler that the first frame names, warm it up, then run batches until stopped."""
     die_with_parent(int(os.environ.get(PARENT_VARIABLE, "0").partition(":")[0]))
+    sys.setswitchinterval(SWITCH_S)
     # Before any thread starts.
     not_pinned = pin_to_cores(os.environ)
     write_stacks_to(int(sys.argv[2]))

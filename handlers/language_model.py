@@ -23,7 +23,9 @@ from msgspec import Meta
 from typing_extensions import override
 
 from handlers.common.items import ItemHandler
+from handlers.generation import tools
 from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
+from handlers.generation.calls import MARKS, CallParser
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.inputs import (
@@ -60,6 +62,7 @@ class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     context: _Count | None = None
     max_tokens: _Count = 256
     cache_tokens: _Count | None = None
+    tool_format: tools.Format = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +73,13 @@ class Request(Prompt):
         stop: texts before which the answer ends.
         seeded: the client has given the seed.
         shape: what the answer must be.
+        tools: those that the answer can call.
     """
 
     stop: Sequence[str]
     seeded: bool
     shape: Shape | None = None
+    tools: tools.Tools | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +88,7 @@ class _Answer:
     text: Detokenizer
     count: int = 0
     logprobs: AnswerLogprobs | None = None
+    calls: CallParser | None = None
 
 
 class LanguageModel(ItemHandler, Generator):
@@ -115,6 +121,12 @@ class LanguageModel(ItemHandler, Generator):
         self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
         self.shapes = Shapes(self.tokenizer, self.end_tokens)
         self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
+        self.call_format = tools.format_of(self.tokenizer.chat_template, self.options.tool_format)
+        added = self.tokenizer.added_tokens_decoder.items()
+        special = {number: one.content for number, one in added if one.special}
+        # Decoding leaves special tokens out, also those that mark calls in some formats.
+        self._hidden = {number for number, text in special.items() if text not in MARKS}
+        self._marks_are_special = len(self._hidden) < len(special)
         self.engine, self.context_tokens = _engine(
             self.folder, self.options, context, self.end_tokens
         )
@@ -126,7 +138,8 @@ class LanguageModel(ItemHandler, Generator):
     @override
     def item(self, data: Any) -> Request:
         asked = read_input(data)
-        tokens = self._tokens(asked)
+        called = self._tools(asked)
+        tokens = self._tokens(asked, called)
         room = self.context_tokens - len(tokens)
         if room < 1:
             raise InputError(
@@ -142,7 +155,7 @@ class LanguageModel(ItemHandler, Generator):
             )
         if asked.logprobs is not None and not self.engine.has_logprobs:
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
-        self._check_shape(asked)
+        shape = self._shape(asked, called)
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k", "seed")
@@ -156,26 +169,46 @@ class LanguageModel(ItemHandler, Generator):
             logprobs=asked.logprobs,
             stop=asked.stops,
             seeded=asked.seed is not None,
-            shape=asked.structured,
+            shape=shape,
+            tools=called,
         )
 
-    def _check_shape(self, asked: GenerationInput) -> None:
-        if asked.structured is None:
-            return
-        if not self.engine.has_masks:
-            raise InputError(f"structured: {self.options.engine} has no masks here; leave it out")
-        if asked.ignore_eos:
-            raise InputError("structured and ignore_eos exclude each other; leave one out")
-        # It is compiled here, before the request is in the batch.
-        self.shapes.mask(asked.structured)
+    def _tools(self, asked: GenerationInput) -> tools.Tools | None:
+        found = tools.read_tools(
+            asked.tools, asked.tool_choice, parallel=asked.parallel_tool_calls is not False
+        )
+        if found is not None and asked.messages is None:
+            raise InputError("tools are for chats; give messages, or leave tools out")
+        if found is not None and self.call_format is None:
+            raise tools.unknown_format()
+        return found
 
-    def _tokens(self, asked: GenerationInput) -> list[int]:
+    def _shape(self, asked: GenerationInput, called: tools.Tools | None) -> Shape | None:
+        """Return what the answer must be. It is compiled here, before it is in the batch."""
+        shape, name = asked.structured, "structured"
+        if called is not None and self.call_format is not None:
+            shape = called.shape(self.call_format, asked.structured)
+            name = "tool_choice" if called.forced else name
+        if shape is None:
+            return None
+        if not self.engine.has_masks:
+            raise InputError(f"{name}: {self.options.engine} has no masks here; leave it out")
+        if asked.ignore_eos:
+            raise InputError(f"{name} and ignore_eos exclude each other; leave one out")
+        if called is None:
+            self.shapes.mask(shape)
+        else:
+            called.check_shape(self.shapes, shape)
+        return shape
+
+    def _tokens(self, asked: GenerationInput, called: tools.Tools | None) -> list[int]:
         if (asked.prompt is None) == (asked.messages is None):
             raise InputError("give either prompt or messages")
         if asked.messages is not None:
             tokens = chat_tokens(
-                self.tokenizer, asked.messages, self.context_tokens, self._check_length
-            )
+                self.tokenizer, asked.messages, self.context_tokens, self._check_length, called,
+                self.call_format,
+            )  # fmt: skip
         elif isinstance(asked.prompt, str):
             self._check_length(asked.prompt)
             tokens = self.tokenizer(asked.prompt).input_ids
@@ -229,8 +262,14 @@ class LanguageModel(ItemHandler, Generator):
     @override
     def add(self, request_id: str, request: Request, resume_from: Sequence[int] = ()) -> None:
         resumed = list(resume_from)
-        text = Detokenizer(self._decode, request.stop, resumed)
+        decode = self._decode
+        if request.tools is not None and self._marks_are_special:
+            decode = self._decode_with_marks
+        text = Detokenizer(decode, request.stop, resumed)
         answer = _Answer(request, text, len(resumed))
+        if request.tools is not None and self.call_format is not None:
+            answer.calls = request.tools.parser(self.call_format)
+            answer.calls.read(decode(resumed))
         if request.logprobs is not None:
             answer.logprobs = AnswerLogprobs(self.token_texts)
         if finish := self._finished(answer, resumed):
@@ -271,13 +310,20 @@ class LanguageModel(ItemHandler, Generator):
         )
         return str(text)
 
+    def _decode_with_marks(self, tokens: Sequence[int]) -> str:
+        shown = [token for token in tokens if token not in self._hidden]
+        if self._backend is not None:
+            return str(self._backend.decode(shown, skip_special_tokens=False))
+        return str(self.tokenizer.decode(shown, clean_up_tokenization_spaces=False))
+
     def _finished(self, answer: _Answer, resumed: list[int]) -> str | None:
         """Return why an answer ended whose process died before it reported that."""
         request = answer.request
+        stopped = "tool_calls" if answer.calls is not None and answer.calls.count else "stop"
         if answer.text.stopped:
-            return "stop"
+            return stopped
         if resumed and resumed[-1] in self.end_tokens and not request.ignore_end:
-            return "stop"
+            return stopped
         return "length" if len(resumed) >= request.max_tokens else None
 
     @override
@@ -308,6 +354,14 @@ class LanguageModel(ItemHandler, Generator):
         if answer.logprobs is not None:
             answer.logprobs.add(new.likelihoods)
             delta = answer.logprobs.delta(text, tokens) if tokens or finish else None
+        if answer.calls is not None:
+            found = answer.calls.read(text, last=finish is not None)
+            if isinstance(delta, dict):
+                # Log probabilities are of all tokens, also of those that have made a call.
+                found["logprobs"] = delta["logprobs"]
+            delta = found if any(found.values()) else None
+            if finish == "stop" and answer.calls.count:
+                finish = "tool_calls"
         return Piece(new.id, delta, tokens, finish, usage, new.error)
 
     @override

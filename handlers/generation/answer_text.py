@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from handlers.generation.sampling import Likelihood
@@ -164,12 +165,22 @@ class AnswerLogprobs:
 
 
 def result_of(output: Generated) -> Any:
-    """Return the result of an answer; its pieces may have log probabilities."""
+    """Return the result of an answer; its pieces may have log probabilities, or parts of calls."""
     if isinstance(output.text, str):
         return output
-    return {
+    result: dict[str, Any] = {
         "text": "".join(piece["text"] for piece in output.text),
         "finish_reason": output.finish_reason,
         "usage": output.usage,
-        "logprobs": [one for piece in output.text for one in piece["logprobs"]],
     }
+    logprobs = [piece["logprobs"] for piece in output.text if "logprobs" in piece]
+    if logprobs:
+        result["logprobs"] = list(chain.from_iterable(logprobs))
+    calls: list[dict[str, str]] = []
+    for part in chain.from_iterable(piece.get("tool_calls", ()) for piece in output.text):
+        if "name" in part:
+            calls.append({"name": part["name"], "arguments": ""})
+        calls[part["index"]]["arguments"] += part["arguments"]
+    if calls:
+        result["tool_calls"] = calls
+    return result

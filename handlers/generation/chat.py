@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from jinja2 import TemplateError
 
+from handlers.generation.calls import CallFormat
 from handlers.generation.inputs import CONTEXT_LENGTH, plain_message
+from handlers.generation.tools import Tools, knows_tools, plain_chat, tool_message
 from headrace.errors import InputError
 
 #: A chat may have so many values besides roles and contents for each token that the model takes.
@@ -24,7 +26,12 @@ _REFUSALS: Final = (
 
 
 def chat_tokens(
-    tokenizer: Any, messages: list[dict[str, Any]], most: int, check_length: Callable[[str], None]
+    tokenizer: Any,
+    messages: list[dict[str, Any]],
+    most: int,
+    check_length: Callable[[str], None],
+    tools: Tools | None = None,
+    form: CallFormat | None = None,
 ) -> list[int]:
     """Return the tokens of a chat. A control token in the text of a message is ordinary text.
 
@@ -35,6 +42,8 @@ def chat_tokens(
     Args:
         most: how many tokens the model takes.
         check_length: raises an InputError if a text is far too long.
+        tools: those that the model may call.
+        form: the format of its calls; None if it is unknown.
 
     Raises:
         InputError: the chat is too long, or the template does not take it.
@@ -48,8 +57,14 @@ def chat_tokens(
             f"the prompt is too long: it has {len(messages):,} messages, and {CONTEXT_LENGTH} "
             f"{most:,} tokens with the answer; send fewer messages"
         )
-    chat = [plain_message(place, message) for place, message in enumerate(messages)]
-    texts = _texts(chat, most)
+    chat = [
+        plain_message(place, tool_message(place, message, form))
+        for place, message in enumerate(messages)
+    ]
+    shown = [tool.shown() for tool in tools.tools] if tools is not None else []
+    if form is not None and not knows_tools(tokenizer.chat_template):
+        chat, shown = plain_chat(chat, tools.tools if tools is not None else (), form), []
+    texts = _texts([*chat, *shown], most)
     # Also a text that the template does not write is searched for control tokens.
     check_length(texts)
     _check_control_tokens(tokenizer, texts)
@@ -57,9 +72,10 @@ def chat_tokens(
     # The tokenizer of Mistral needs no such option: it never reads control tokens in a text.
     sanitizes = "sanitize_control_tokens" in inspect.signature(make).parameters
     options = {"sanitize_control_tokens": True} if sanitizes else {}
+    given: dict[str, Any] = {"tools": shown} if shown else {}
     try:
-        check_length(make(chat, add_generation_prompt=True, tokenize=False))
-        made = make(chat, add_generation_prompt=True, return_dict=True, **options)
+        check_length(make(chat, add_generation_prompt=True, tokenize=False, **given))
+        made = make(chat, add_generation_prompt=True, return_dict=True, **given, **options)
     except _REFUSALS as error:
         raise InputError(f"the model's chat template refused the messages: {error}") from None
     return list(made["input_ids"])

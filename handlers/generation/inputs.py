@@ -45,6 +45,9 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     structured: Shape | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
     @property
     def stops(self) -> list[str]:

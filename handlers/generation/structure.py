@@ -21,7 +21,7 @@ _KEPT: Final = 64
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
-_JSON: Final = {"whitespace_pattern": " ?"}
+COMPACT: Final = {"whitespace_pattern": " ?"}
 
 _Text = Annotated[str, Meta(min_length=1)]
 
@@ -135,7 +135,7 @@ class Shapes:
             if name == "json" or name == "json_object":
                 schema = {"type": "object"} if name == "json_object" else value
                 text = msgspec.json.encode(schema).decode()
-                grammar = make.grammar_from_json_schema(text, overrides=_JSON)
+                grammar = make.grammar_from_json_schema(text, overrides=COMPACT)
             elif name == "regex":
                 grammar = make.grammar_from_regex(value)
             elif name == "choice":

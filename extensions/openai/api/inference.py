@@ -53,6 +53,7 @@ from extensions.openai.schema.requests import (
     GenerationRequest,
     OpenAIRequest,
 )
+from extensions.openai.schema.tools import SentCalls
 from headrace.errors import HeadraceError
 from headrace.jobs.job import Job
 from headrace.jobs.values.encoding import without_line_ends
@@ -163,6 +164,7 @@ class _AnswerWriter:
         self.head = b"" if role is None else _event(role)
         # How long the text is that was sent, and how many log probabilities were.
         self._sent = self._logprobs = 0
+        self._calls = SentCalls()
         # Whether the next pieces do not follow the pieces that were sent.
         self._gap = False
         self.generation: Generation | None = None
@@ -191,9 +193,10 @@ class _AnswerWriter:
                     self._gap = True
                 case Ended(_, job):
                     found = await self._whole(job)
-                    if self._gap or not self._sent:
+                    if self._gap or not (self._sent or self._calls):
                         logprobs = found.logprobs and found.logprobs[self._logprobs :]
-                        parts.append(self._more(Part(found.text[self._sent :], logprobs)))
+                        calls = self._calls.rest(found.tool_calls or ())
+                        parts.append(self._more(Part(found.text[self._sent :], logprobs, calls)))
                     parts.append(_event(self._chunks.end(self._index, found.finish)))
                     self.generation = found
         return b"".join(parts)
@@ -207,12 +210,13 @@ class _AnswerWriter:
         return read_generation(await result_of(self._services, job), self._asked.model)
 
     def _more(self, part: Part) -> bytes:
-        if not part.text and not part.logprobs:
+        if not (part.text or part.logprobs or part.tool_calls):
             return b""
         check_logprobs(self._asked, part)
         chunk = self._chunks.text(self._index, part, self._sent)
         self._sent += len(part.text)
         self._logprobs += len(part.logprobs or ())
+        self._calls.add(part.tool_calls or ())
         return _event(chunk)
 
 

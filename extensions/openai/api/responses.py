@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+from typing_extensions import override
 
 from api.http.messages import Reply, Request, StreamingReply, Write, json_reply
 from api.routes.event_stream import (
@@ -42,7 +43,7 @@ from extensions.openai.api.stored_responses import (
     outcome_of,
     visible_response,
 )
-from extensions.openai.schema.answers import read_part
+from extensions.openai.schema.answers import Part, read_part
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
@@ -50,9 +51,12 @@ from extensions.openai.schema.responses import (
     ResponseDeleted,
     ResponseEvents,
     ResponseRequest,
+    calls_tools,
     error_event,
     response_of,
 )
+from extensions.openai.schema.tool_events import ToolEvents
+from extensions.openai.schema.tools import SentCalls
 from headrace.errors import Conflict, HeadraceError, TooManyStreams
 from headrace.jobs.job import Job
 from headrace.jobs.values.encoding import without_line_ends
@@ -152,13 +156,16 @@ async def _start_stream(
     reads a response that exists.
     """
     last_piece = _pieces_before(after)
-    if job.state.final:
+    if calls_tools(job):
+        last_piece = 0
+    elif job.state.final:
         # So far back that the last piece is read even if the client has the events behind it.
         last_piece = max(0, last_piece - TAIL_EVENTS)
     response = response_of(job)
     # Nothing else reads it, so it ends with its stream.
     attended = jobs is not None and not response.background
-    writer = _ResponseWriter(services, job, after, checks_load=attended)
+    kind = _ToolWriter if calls_tools(job) else _ResponseWriter
+    writer = kind(services, job, after, checks_load=attended)
     pieces = pieces_of(services, job, Place(last_piece))
     stream = EventStream(services, request, pieces, writer)
     take_stream(services, request)
@@ -284,3 +291,63 @@ class _ResponseWriter:
             for event in events
             if event["sequence_number"] > self._after
         )
+
+
+class _ToolWriter(_ResponseWriter):
+    """Writes the events of a response that can call tools: all of them again, from the first piece.
+
+    They are numbered by their count, so a client that comes back gets only the later ones.
+    """
+
+    def __init__(
+        self, services: Services, job: Job, after: int | None, *, checks_load: bool
+    ) -> None:
+        super().__init__(services, job, after, checks_load=checks_load)
+        self._counted = ToolEvents(job.id)
+        self._calls = SentCalls()
+        self.head = self._text(self._counted.head(response_of(job))) or HEARTBEAT
+
+    @override
+    async def text(self, events: Sequence[PieceEvent]) -> bytes:
+        if not events and self._checks_load:
+            await check_loadable(self._services, self._job)
+        self._checks_load = self._checks_load and not events
+        parts: list[bytes] = []
+        for event in events:
+            match event:
+                case Pieces(Place(last), pieces):
+                    if self._after >= 0 and last - len(pieces) != self._last:
+                        raise restarted()  # the client may have pieces of an earlier run
+                    self._last = last
+                    parts += [self._part(read_part([one], self._job.model)) for one in pieces]
+                case Restarted():
+                    raise restarted()
+                case Missing(_, Place(last)):
+                    self._gap, self._last = True, last
+                case Ended(_, job):
+                    parts.append(await self._end(job))
+                    self.ended = True
+        return b"".join(parts)
+
+    @override
+    def error(self, error: HeadraceError) -> bytes:
+        number = max(self._counted.number, self._after + 1)
+        return self._text([error_event(number, openai_error(error).error)])
+
+    def _part(self, part: Part) -> bytes:
+        if self._gap:
+            return b""
+        self._sent += len(part.text)
+        self._calls.add(part.tool_calls or ())
+        return self._text(self._counted.part(part))
+
+    async def _end(self, job: Job) -> bytes:
+        response, found = await outcome_of(self._services, job)
+        rest = b""
+        if found is not None and (self._gap or not (self._sent or self._calls)):
+            calls = self._calls.rest(found.tool_calls or ())
+            rest = self._text(self._counted.part(Part(found.text[self._sent :], None, calls)))
+            if self._gap and self._after >= 0:
+                # How many events the client has of the missing pieces is unknown.
+                rest, self._counted.number = b"", max(self._counted.number, self._after + 1)
+        return rest + self._text(self._counted.tail(response, found))

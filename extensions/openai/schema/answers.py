@@ -9,7 +9,7 @@ from itertools import accumulate, chain
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from extensions.openai.schema.requests import (
     ChatRequest,
@@ -17,10 +17,18 @@ from extensions.openai.schema.requests import (
     GenerationRequest,
     OpenAIRequest,
 )
+from extensions.openai.schema.tools import (
+    CallPart,
+    ToolCall,
+    ToolCallDelta,
+    calls_of,
+    deltas_of,
+    joined_calls,
+)
 from headrace.errors import HandlerError, InvalidParameter
 from headrace.jobs.job import Count
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 class Usage(msgspec.Struct):
@@ -53,17 +61,20 @@ class Part(msgspec.Struct):
 
     Attributes:
         logprobs: the log probabilities of its tokens; None without log probabilities.
+        tool_calls: parts of calls; in a result, the whole ones.
     """
 
     text: str
     logprobs: list[ChosenToken] | None = None
+    tool_calls: list[CallPart] | None = None
 
 
 class Generation(Part):
     """The result of a job that generates text, as `language_model` returns it.
 
     Attributes:
-        finish_reason: why the text ended. Each value other than "length" counts as "stop".
+        finish_reason: why the text ended. Each value other than "length" counts as "stop", or with
+            calls as "tool_calls".
         usage: how many tokens it has; None if the handler does not count them.
     """
 
@@ -73,7 +84,9 @@ class Generation(Part):
     @property
     def finish(self) -> Finish:
         """Why the text ended, as OpenAI names it."""
-        return "length" if self.finish_reason == "length" else "stop"
+        if self.finish_reason == "length":
+            return "length"
+        return "tool_calls" if self.tool_calls else "stop"
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -90,8 +103,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     """The message of the model."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: Annotated[str | None, Meta(description="Null if there are only calls.")]
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatLogprobs(msgspec.Struct, kw_only=True):
@@ -122,6 +136,7 @@ class ChatDelta(msgspec.Struct, omit_defaults=True):
 
     role: Literal["assistant"] | None = None
     content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -240,7 +255,8 @@ def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
     parts = [Part(one) if isinstance(one, str) else one for one in found]
     logprobs = [one.logprobs for one in parts if one.logprobs is not None]
     text = "".join(one.text for one in parts)
-    return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None)
+    calls = joined_calls([call for one in parts for call in one.tool_calls or ()])
+    return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None, calls or None)
 
 
 def check_logprobs(request: GenerationRequest, part: Part) -> None:
@@ -281,7 +297,7 @@ def answer(
             choices=[
                 ChatChoice(
                     index=n,
-                    message=ChatMessage(content=one.text),
+                    message=_chat_message(one, _job_id(answer_id, n)),
                     logprobs=_chat_logprobs(one.logprobs),
                     finish_reason=one.finish,
                 )
@@ -320,6 +336,18 @@ def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage |
     prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
     new = sum(usage.completion_tokens for usage in usages)
     return Usage(prompt, new, prompt + new)
+
+
+def _job_id(answer_id: str, index: int) -> str:
+    """Return the id of the job of an answer, by which its calls are named."""
+    return f"{answer_id}.{index}" if index else answer_id
+
+
+def _chat_message(found: Generation, job_id: str) -> ChatMessage:
+    if not found.tool_calls:
+        return ChatMessage(content=found.text)
+    calls = calls_of(job_id, found.tool_calls)
+    return ChatMessage(content=found.text or None, tool_calls=calls)
 
 
 def _chat_logprobs(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
@@ -368,7 +396,12 @@ class Chunks:
         """
         if self._chat:
             logprobs = _chat_logprobs(part.logprobs)
-            return self._of_chat(index, ChatDelta(content=part.text), logprobs=logprobs)
+            delta = ChatDelta(content=part.text)
+            if part.tool_calls:
+                job_id = _job_id(self._head["id"], index)
+                calls = deltas_of(job_id, part.tool_calls)
+                delta = ChatDelta(content=part.text or None, tool_calls=calls)
+            return self._of_chat(index, delta, logprobs=logprobs)
         of_tokens = _completion_logprobs(part.logprobs, before)
         return self._of_completion(index, part.text, logprobs=of_tokens)
 

@@ -24,6 +24,7 @@ from extensions.openai.schema.neutral import (
     listed,
     without_defaults,
 )
+from extensions.openai.schema.tools import CHOICE, TOOLS, Choice, tool_fields
 from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
@@ -242,11 +243,8 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         "functions": ([],),
         "modalities": (["text"],),
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "reasoning_effort": ("none",),
         "store": (False,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "verbosity": ("medium",),
         "web_search_options": (),
     }
@@ -271,6 +269,13 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     response_format: Annotated[
         dict[str, Any] | None, Meta(description="`text`, `json_object` or `json_schema`.")
     ] = None
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
+    tool_choice: Annotated[Choice | None, CHOICE] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call.")] = None
+
+    def tool_fields(self) -> dict[str, Any]:
+        """Return the members of a job's input with the tools."""
+        return tool_fields(self.tools, self.tool_choice, self.parallel_tool_calls, flat=False)
 
     @override
     def shape(self) -> dict[str, Any] | None:
@@ -287,6 +292,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     def check(self) -> None:
         super().check()
         self.shape()
+        self.tool_fields()
         if self.top_logprobs and not self.logprobs:
             raise InvalidParameter(
                 "top_logprobs is only for answers with logprobs",
@@ -301,7 +307,8 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
 
     @override
     def prompts(self) -> list[dict[str, Any]]:
-        return [{"messages": [plain_role(message) for message in self.messages]}]
+        messages = [plain_role(message) for message in self.messages]
+        return [{"messages": messages, **self.tool_fields()}]
 
     @property
     @override

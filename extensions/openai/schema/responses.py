@@ -32,6 +32,17 @@ from extensions.openai.schema.requests import (
     TopP,
     plain_role,
 )
+from extensions.openai.schema.tools import (
+    CALL,
+    CALL_OUTPUT,
+    CHOICE,
+    TOOLS,
+    Choice,
+    FunctionCall,
+    add_item,
+    item_of,
+    tool_fields,
+)
 from headrace.errors import InvalidParameter
 from headrace.jobs.job import Count, Job, State, error_of
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -47,6 +58,8 @@ TAIL_EVENTS: Final = 5
 
 #: The temperature and top_p of OpenAI's API if a request has none.
 _USUAL: Final = 1.0
+#: What OpenAI's types require of a tool.
+_TOOL: Final[dict[str, Any]] = {"description": None, "parameters": None, "strict": None}
 #: The parts of a message that are no text, and what they are.
 _OTHER_PARTS: Final = {
     "input_audio": "audio", "input_file": "files", "input_image": "images", "refusal": "refusals",
@@ -67,11 +80,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         "include": (NEVER_MADE,),
         "max_tool_calls": ANY,
         "moderation": (),
-        "parallel_tool_calls": (True, False),
         "prompt": (),
         "reasoning": (NO_REASONING,),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "top_logprobs": (0,),
         # A prompt that is too long is refused, so nothing is silently cut.
         "truncation": ("disabled", "auto"),
@@ -83,7 +93,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         str | list[dict[str, Any]],
         Meta(
             description="A text, or messages with a `role` and a text as `content`. An item of the "
-            "type `item_reference` names one of an earlier response by its `id`."
+            "type `item_reference` names one of an earlier response by its `id`. Items of the types "
+            "`function_call` and `function_call_output` are calls and their results."
         ),
     ]
     instructions: Annotated[str | None, Meta(description="A system message before the input.")] = (
@@ -109,6 +120,14 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         Meta(description="Its `format` is `text`, `json_object` or `json_schema`."),
     ] = None
 
+    tools: Annotated[list[dict[str, Any]] | None, TOOLS] = None
+    tool_choice: Annotated[Choice | None, CHOICE] = None
+    parallel_tool_calls: Annotated[bool | None, Meta(description="False: at most one call.")] = None
+
+    def tool_fields(self) -> dict[str, Any]:
+        """Return the members of a job's input with the tools."""
+        return tool_fields(self.tools, self.tool_choice, self.parallel_tool_calls, flat=True)
+
     def format(self) -> dict[str, Any] | None:
         """Return the format of the answer; None if the request names none."""
         given = {name: one for name, one in (self.text or {}).items() if one is not None}
@@ -131,6 +150,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     @override
     def check(self) -> None:
         self.shape()
+        self.tool_fields()
         if self.background and self.store is False:
             raise InvalidParameter(
                 "a response in the background is stored", "store", hint="Leave store out."
@@ -138,7 +158,9 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
 
     @override
     def inputs(self) -> RequestInputs:
-        messages = [_read_item(place, item) for place, item in enumerate(as_items(self.input))]
+        messages: list[dict[str, Any]] = []
+        for place, item in enumerate(as_items(self.input)):
+            _add_item(messages, place, item)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
         shared = {
@@ -147,7 +169,7 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             "top_p": self.top_p,
             "structured": self.shape(),
         }
-        return RequestInputs([{"messages": messages}], shared)
+        return RequestInputs([{"messages": messages, **self.tool_fields()}], shared)
 
     @override
     def options(self) -> JobOptions:
@@ -159,11 +181,15 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             previous_response_id=self.previous_response_id,
             format=self.format(),
         )  # fmt: skip
+        if self.tools:
+            echo.tools, echo.tool_choice = self.tools, self.tool_choice or "auto"
+            echo.parallel_tool_calls = self.parallel_tool_calls is not False
         metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
         if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
             # They are in the input too; a response can do without them.
             metadata[ECHO]["instructions"] = None
             metadata[ECHO].pop("format", None)
+            metadata[ECHO].pop("tools", None)
         return msgspec.structs.replace(super().options(), metadata=metadata)
 
 
@@ -181,6 +207,9 @@ class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
     user: str | None = None
     previous_response_id: str | None = None
     format: dict[str, Any] | None = None
+    tools: list[dict[str, Any]] = []
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool = True
 
 
 class OutputText(msgspec.Struct, kw_only=True):
@@ -271,8 +300,8 @@ class Response(msgspec.Struct, kw_only=True):
     max_tool_calls: None = None
     metadata: dict[str, Any]
     model: str
-    output: list[OutputMessage]
-    parallel_tool_calls: bool = True
+    output: list[OutputMessage | FunctionCall]
+    parallel_tool_calls: bool
     previous_response_id: str | None
     presence_penalty: float = 0
     prompt_cache_key: None = None
@@ -284,8 +313,8 @@ class Response(msgspec.Struct, kw_only=True):
         float, Meta(description="1 if the request has none; then the default of the model holds.")
     ]
     text: TextConfig
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[Any] = []
+    tool_choice: Choice
+    tools: list[Any]
     top_logprobs: Count = 0
     top_p: Annotated[float, Meta(description="As for temperature.")]
     truncation: Literal["disabled"] = "disabled"
@@ -321,6 +350,12 @@ def echo_of(job: Job) -> tuple[Echo, dict[str, Any]] | None:
         return None
 
 
+def calls_tools(job: Job) -> bool:
+    """Return whether the response of a job can call tools."""
+    found = echo_of(job)
+    return found is not None and found[0].tool_choice is not None
+
+
 def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> Response:
     """Return a job as a response.
 
@@ -341,6 +376,8 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
     usage = None if found is None else found.usage
     repeated = {**msgspec.structs.asdict(echo), **_in_force(echo)}
     text = TextConfig(repeated.pop("format") or {"type": "text"})
+    repeated["tool_choice"] = echo.tool_choice or "auto"
+    repeated["tools"] = [{**_TOOL, **one} for one in echo.tools]
     return Response(
         id=job.id,
         created_at=job.created_us // US_PER_S,
@@ -349,7 +386,7 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         error=error,
         incomplete_details=IncompleteDetails() if status == "incomplete" else None,
         metadata=metadata,
-        output=[] if found is None else [message_of(job.id, found)],
+        output=[] if found is None else output_of(job.id, found),
         usage=None
         if usage is None
         else ResponseUsage(
@@ -379,6 +416,24 @@ def message_of(job_id: str, found: Generation | None) -> OutputMessage:
     )
 
 
+def output_of(job_id: str, found: Generation) -> list[OutputMessage | FunctionCall]:
+    """Return the items of a response: its text, and its calls."""
+    calls = found.tool_calls or []
+    items: list[OutputMessage | FunctionCall] = []
+    items += [message_of(job_id, found)] if found.text or not calls else []
+    items += [item_of(job_id, n, one) for n, one in enumerate(calls)]
+    for item in items[:-1]:
+        item.status = "completed"
+    items[-1].status = "incomplete" if found.finish == "length" else "completed"
+    return items
+
+
+def queued_and_running(response: Response) -> tuple[Response, Response]:
+    """Return a response as it was before its first text."""
+    queued = msgspec.structs.replace(response, status="queued", output=[], usage=None)
+    return queued, msgspec.structs.replace(queued, status="in_progress")
+
+
 class ResponseEvents:
     """Writes the events of a response.
 
@@ -395,8 +450,7 @@ class ResponseEvents:
 
     def head(self, response: Response) -> Iterator[dict[str, Any]]:
         """Yield the events before the first text."""
-        queued = msgspec.structs.replace(response, status="queued", output=[], usage=None)
-        running = msgspec.structs.replace(queued, status="in_progress")
+        queued, running = queued_and_running(response)
         yield _event(0, "response.created", response=queued)
         yield _event(1, "response.in_progress", response=running)
         item = message_of(self._job_id, None)
@@ -435,24 +489,34 @@ def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:
     return {"type": kind, "sequence_number": number, **fields}
 
 
-def _read_item(place: int, item: dict[str, Any]) -> dict[str, Any]:
+def _add_item(messages: list[dict[str, Any]], place: int, item: dict[str, Any]) -> None:
+    """Add an item to the messages of a chat."""
     kind = item.get("type") or "message"
+    if kind in (CALL, CALL_OUTPUT):
+        output = _joined_text(f"input[{place}].output", item.get("output"))
+        if kind == CALL_OUTPUT and not isinstance(output, str):
+            raise BadField(f"input[{place}].output is no text", "input", hint="Give one.")
+        add_item(messages, f"input[{place}]", item, str(output))
+        return
     if kind != "message":
         raise BadField(
             f"input[{place}]: the type {kind!r} is not supported here", "input",
-            hint="Give messages with texts.",
+            hint="Give messages with texts, function_call and function_call_output.",
         )  # fmt: skip
-    role, content = item.get("role"), item.get("content")
-    if isinstance(content, list):
-        content = "".join(
-            _text_of(f"input[{place}].content[{at}]", part) for at, part in enumerate(content)
-        )
+    role = item.get("role")
+    content = _joined_text(f"input[{place}].content", item.get("content"))
     if not isinstance(role, str) or not isinstance(content, str):
         missing = "role" if not isinstance(role, str) else "content"
         raise BadField(
             f"input[{place}] has no {missing}", "input", hint="Give a role and a text as content."
         )
-    return plain_role({"role": role, "content": content})
+    messages.append(plain_role({"role": role, "content": content}))
+
+
+def _joined_text(place: str, content: Any) -> Any:
+    if not isinstance(content, list):
+        return content
+    return "".join(_text_of(f"{place}[{at}]", part) for at, part in enumerate(content))
 
 
 def _text_of(place: str, part: Any) -> str:

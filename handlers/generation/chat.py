@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 
 from handlers.generation.calls import CallFormat
 from handlers.generation.inputs import CONTEXT_LENGTH, plain_message
-from handlers.generation.tools import Tools, knows_tools, plain_chat, tool_message
+from handlers.generation.tools import Tools, knows_tools, plain_chat, tool_messages
 from headrace.errors import InputError
 
 #: A chat may have so many values besides roles and contents for each token that the model takes.
@@ -57,9 +57,10 @@ def chat_tokens(
             f"the prompt is too long: it has {len(messages):,} messages, and {CONTEXT_LENGTH} "
             f"{most:,} tokens with the answer; send fewer messages"
         )
+    # Values are counted before anything is made of them.
+    _texts(messages, most)
     chat = [
-        plain_message(place, tool_message(place, message, form))
-        for place, message in enumerate(messages)
+        plain_message(place, message) for place, message in enumerate(tool_messages(messages, form))
     ]
     shown = [tool.shown() for tool in tools.tools] if tools is not None else []
     if form is not None and not knows_tools(tokenizer.chat_template):

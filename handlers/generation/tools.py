@@ -52,9 +52,11 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
     def shown(self) -> dict[str, Any]:
         """Return it as templates take it."""
-        given = {"description": self.description} if self.description is not None else {}
-        parameters = self.parameters or {"type": "object", "properties": {}}
-        function = {"name": self.name, **given, "parameters": parameters}
+        function = {
+            "name": self.name,
+            "description": self.description or "",
+            "parameters": self.parameters or {"type": "object", "properties": {}},
+        }
         return {"type": "function", "function": function}
 
 
@@ -250,37 +252,51 @@ def _text_of(template: Any) -> str:
     return "\n".join(template.values()) if isinstance(template, dict) else str(template or "")
 
 
-def tool_message(place: int, message: dict[str, Any], form: CallFormat | None) -> dict[str, Any]:
-    """Return a message with calls, or with the result of one, as templates take it.
+def tool_messages(
+    messages: Sequence[dict[str, Any]], form: CallFormat | None
+) -> list[dict[str, Any]]:
+    """Return the messages of a chat with calls and their results as templates take them.
 
-    The arguments of a call become an object, and the content of a message with calls a text.
+    The arguments of a call become an object, the content of a message with calls a text, and the
+    result of a call gets the name of its tool.
 
     Args:
-        form: the format of the calls; None if it does not matter.
+        form: the format of the calls; None if it is unknown.
 
     Raises:
         InputError: a call or a result is not complete.
     """
+    short = form is not None and form.mark == MISTRAL.mark
+    names: dict[str, str] = {}
+    return [
+        _tool_message(f"messages[{place}]", message, names, short=short)
+        for place, message in enumerate(messages)
+    ]
+
+
+def _tool_message(
+    place: str, message: dict[str, Any], names: dict[str, str], *, short: bool
+) -> dict[str, Any]:
+    """Return a message; `names` has the tools of the calls so far, by the ids of these."""
     message = dict(message)
     calls = message.pop("tool_calls", None)
     if calls:
         if not isinstance(calls, list):
-            raise InputError(f"messages[{place}].tool_calls is no list")
-        short = form is not None and form.mark == MISTRAL.mark
-        message["tool_calls"] = [
-            _call(f"messages[{place}].tool_calls[{n}]", one, short=short)
-            for n, one in enumerate(calls)
-        ]
+            raise InputError(f"{place}.tool_calls is no list")
+        found = [_call(f"{place}.tool_calls[{n}]", one, short=short) for n, one in enumerate(calls)]
+        names |= {one["id"]: one["function"]["name"] for one in found if "id" in one}
+        message["tool_calls"] = found
         if message.get("content") is None:
             message["content"] = ""
     if message.get("role") == "tool":
-        name = message.get("tool_call_id")
-        if not isinstance(name, str):
+        call_id = message.get("tool_call_id")
+        if not isinstance(call_id, str):
             raise InputError(
-                f"messages[{place}] has no tool_call_id; give the id of the call that it answers"
+                f"{place} has no tool_call_id; give the id of the call that it answers"
             )
-        if form is not None and form.mark == MISTRAL.mark:
-            message["tool_call_id"] = _short_id(name)
+        message["tool_call_id"] = call_id = _short_id(call_id) if short else call_id
+        if call_id in names:
+            message.setdefault("name", names[call_id])
     return message
 
 

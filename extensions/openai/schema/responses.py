@@ -93,8 +93,8 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         str | list[dict[str, Any]],
         Meta(
             description="A text, or messages with a `role` and a text as `content`. An item of the "
-            "type `item_reference` names one of an earlier response by its `id`. Items of the types "
-            "`function_call` and `function_call_output` are calls and their results."
+            "type `item_reference` names one of an earlier response by its `id`. `function_call` "
+            "and `function_call_output` are calls and their results."
         ),
     ]
     instructions: Annotated[str | None, Meta(description="A system message before the input.")] = (
@@ -221,11 +221,10 @@ class OutputText(msgspec.Struct, kw_only=True):
     logprobs: list[Any] = []
 
 
-class OutputMessage(msgspec.Struct, kw_only=True):
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
     """A message of the model."""
 
     id: str
-    type: Literal["message"] = "message"
     status: Literal["in_progress", "completed", "incomplete"]
     role: Literal["assistant"] = "assistant"
     content: list[OutputText]

@@ -7,7 +7,7 @@ piece on: the number of an event follows from the pieces before it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from extensions.openai.schema.answers import Generation, Part
 from extensions.openai.schema.conversations import message_id
@@ -86,7 +86,8 @@ class ToolEvents:
         yield self._event("response.content_part.added", **self._place(), part=OutputText(text=""))
 
     def _close(self, *, complete: bool = True) -> Iterator[dict[str, Any]]:
-        place, status = self._place(), "completed" if complete else "incomplete"
+        status: Literal["completed", "incomplete"] = "completed" if complete else "incomplete"
+        place = self._place()
         item: Any = None
         if self._open == "text":
             text = self._text or ""

@@ -66,11 +66,10 @@ class ToolCallDelta(msgspec.Struct, kw_only=True, omit_defaults=True):
     function: CalledFunction
 
 
-class FunctionCall(msgspec.Struct, kw_only=True):
+class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag=CALL):
     """A call of a function, as an item of a response."""
 
     id: str
-    type: Literal["function_call"] = "function_call"
     status: Literal["in_progress", "completed", "incomplete"]
     call_id: str
     name: str
@@ -169,18 +168,9 @@ def tool_fields(
     names = None
     if isinstance(choice, dict) and choice.get("type") == ALLOWED:
         names, choice = _allowed(choice)
-    try:
-        read_tools(given, choice, parallel=parallel is not False)
-        if names is not None:
-            for name in names:
-                one = {"type": "function", "function": {"name": name}}
-                read_tools(given, one, parallel=False)
-    except InputError as error:
-        message, name = str(error), "tool_choice" if "tool_choice" in str(error) else "tools"
-        if flat:
-            message = message.replace(".function", "")
-        text, _, hint = message.partition("; ")
-        raise BadField(text, name, hint=hint) from None
+    _check(given, choice, flat=flat)
+    for name in names or ():
+        _check(given, {"type": "function", "function": {"name": name}}, flat=flat)
     if names is not None:
         given = [one for one in given if one["function"]["name"] in names]
     if not given:
@@ -191,6 +181,16 @@ def tool_fields(
     if parallel is not None:
         fields["parallel_tool_calls"] = parallel
     return fields
+
+
+def _check(tools: list[Any], choice: Any, *, flat: bool) -> None:
+    try:
+        read_tools(tools, choice, parallel=True)
+    except InputError as error:
+        message = str(error).replace(".function", "") if flat else str(error)
+        text, _, hint = message.partition("; ")
+        param = "tool_choice" if text.startswith("tool_choice") else "tools"
+        raise BadField(text, param, hint=hint) from None
 
 
 def _nested(one: Any) -> Any:

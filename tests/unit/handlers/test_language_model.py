@@ -311,6 +311,98 @@ def test_shapes_without_masks_are_refused(model: LanguageModel, more: Any, messa
         request(model, {**QUESTION, **more})
 
 
+def function(name: str, **properties: Any) -> dict[str, Any]:
+    schema = {
+        "type": "object", "properties": properties, "required": [*properties],
+        "additionalProperties": False,
+    }  # fmt: skip
+    return {"type": "function", "function": {"name": name, "parameters": schema}}
+
+
+#: The first has a reference, which counts from its own root.
+TOOLS = [
+    function("paint", color={"$ref": "#/properties/other"}, other={"enum": ["red", "blue"]}),
+    function("now"),
+]
+
+
+@pytest.mark.parametrize("form", ["auto", "llama3_json", "mistral"])
+def test_calls_are_made_in_each_format(form: str) -> None:
+    model = loaded(engine="continuous", tool_format=form)
+    named = {"type": "function", "function": {"name": "paint"}}
+    asked = {**QUESTION, "tools": TOOLS, "temperature": 0}
+    try:
+        choices: list[Any] = [{"tool_choice": named}, {"tool_choice": "required"}]
+        choices += [{**choices[1], "seed": n, "temperature": 2} for n in range(4)]
+        for found in answers(model, *({**asked, **one} for one in choices)):
+            (result,) = model.postprocess([found])
+            assert (result["finish_reason"], result["text"]) == ("tool_calls", "")
+            for call in result["tool_calls"]:
+                arguments = json.loads(call["arguments"])
+                assert [*arguments] == {"paint": ["color", "other"], "now": []}[call["name"]]
+                assert {*arguments.values()} <= {"red", "blue"}
+        # Without a call, the answer has the shape that is asked for.
+        shaped = {**asked, "structured": {"json": {"enum": ["tea", "milk"]}}, "max_tokens": 20}
+        (result,) = model.postprocess([answer(model, shaped)])
+        assert result["text"] in ('"tea"', '"milk"')
+        plain = answer(model, {**QUESTION, "temperature": 0})
+        assert answer(model, {**asked, "tool_choice": "none"}) == plain
+    finally:
+        model.engine.close()
+
+
+def test_a_call_goes_on_in_another_process(model: LanguageModel) -> None:
+    asked = request(model, {**QUESTION, "tools": TOOLS[:1], "tool_choice": "required", "seed": 5})
+
+    def result(pieces: list[Piece]) -> Any:
+        deltas = [piece.delta for piece in pieces if piece.delta is not None]
+        last = pieces[-1]
+        return model.postprocess([Generated(deltas, last.finish or "", last.usage or {})])[0]
+
+    model.add("job", asked)
+    whole = run(model, "job")
+    tokens = [token for piece in whole for token in piece.tokens]
+    for count in range(1, len(tokens) + 1, 3):
+        made = 0
+        before = []
+        for piece in whole:
+            made += len(piece.tokens)
+            before += [piece] if made <= count else []
+        known = [token for piece in before for token in piece.tokens]
+        model.add("job", asked, known)
+        assert result([*before, *run(model, "job")]) == result(whole)
+    assert json.loads(result(whole)["tool_calls"][0]["arguments"])
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tools": TOOLS, "messages": None, "prompt": "a"}, "tools are for chats"),
+        (
+            {"tools": [TOOLS[1], function("a", b={"type": "strin"})], "tool_choice": "required"},
+            r"^tools\[1\].function.parameters: Invalid type: strin",
+        ),
+        ({"tools": TOOLS, "structured": {"regex": "a"}}, "structured.regex and tools exclude"),
+        ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "exclude each other"),
+    ],
+)
+def test_tools_that_cannot_be_called_are_refused(
+    model: LanguageModel, more: Any, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        request(model, {**QUESTION, **more})
+
+
+def test_without_llguidance_only_auto_works(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    asked = {**QUESTION, "tools": [function("later")]}
+    assert request(model, asked)
+    with pytest.raises(InputError, match=r"^tools: the server lacks llguidance; install"):
+        request(model, {**asked, "tool_choice": "required"})
+
+
 def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
     free = model.budget()
     model.add("long", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from handlers.generation.answer_text import result_of
 from headrace.errors import InputError
+from headrace.generator import Generated
 from headrace.handler import Handler
 from tests.harness.handlers.generation.speaking import wait_for
 
@@ -65,3 +67,11 @@ class Chatting(Yielding):
 
     def preprocess(self, inputs: list[Any]) -> list[Any]:
         return [json.loads(one["messages"][-1]["content"]) for one in inputs]
+
+
+class Calling(Chatting):
+    """Its pieces are objects, as those of an answer with calls."""
+
+    def postprocess(self, outputs: list[Any]) -> list[Any]:
+        found = [result_of(Generated(output, "tool_calls")) for output in outputs]
+        return [{**one, "usage": None} for one in found]

@@ -35,8 +35,9 @@ QWEN = """{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endf
 </tool_call>{% endfor %}{% if m.role == "tool" %}{{ "=" ~ m["name"] }}{% endif %}{% endfor %}"""
 LLAMA_3 = """{% for tool in tools %}<|start_header_id|>{"name": , "parameters": }{% endfor %}"""
 MISTRAL_3 = """{% for m in messages %}{% for call in m.tool_calls or () %}
-{% if call.id | length != 9 %}{{ raise_exception("bad id") }}{% endif %}[TOOL_CALLS] [{{ call.id }}]{% endfor %}{% if
-m.role == "tool" %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}{% if tools %}{% endif %}"""
+{% if call.id | length != 9 %}{{ raise_exception("bad id") }}{% endif %}
+[TOOL_CALLS] [{{ call.id }}]{% endfor %}
+{% if m.role == "tool" %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}{% if tools %}{% endif %}"""
 
 
 def read(*tools: Any, choice: Any = None) -> Tools | None:

@@ -231,8 +231,8 @@ def test_a_hint_begins_a_sentence() -> None:
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
         ({"response_format": {"type": "json"}}, "response_format", "type is unknown"),
         ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"min_p": 0.5, "tools": [{}]}, "min_p", "^min_p is not supported here$"),
-        ({"tools": [{}], "min_p": 0.5}, "tools", "^tools is not supported here$"),
+        ({"xtc_probability": 0.5, "watermark": True}, "xtc_probability", "^xtc_.* not supported"),
+        ({"watermark": True, "xtc_probability": 0.5}, "watermark", "^watermark is not supported"),
         ({"thinking": {"type": "enabled"}}, "thinking", "not supported"),
         (
             {"service_tier": "gold"},

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,6 +22,10 @@ _KEPT: Final = 64
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
 COMPACT: Final = {"whitespace_pattern": " ?"}
+
+#: What joins several schemas into one: each of them must allow the members of the others.
+_JOINING: Final = frozenset({"allOf", "if", "dependentSchemas", "unevaluatedProperties"})
+_JOINING_MEMBERS: Final = frozenset({"anyOf", "oneOf", "$ref"})
 
 _Text = Annotated[str, Meta(min_length=1)]
 
@@ -133,7 +137,7 @@ class Shapes:
         make = llguidance.LLMatcher
         try:
             if name == "json" or name == "json_object":
-                schema = {"type": "object"} if name == "json_object" else value
+                schema = {"type": "object"} if name == "json_object" else closed(value)
                 text = msgspec.json.encode(schema).decode()
                 grammar = make.grammar_from_json_schema(text, overrides=COMPACT)
             elif name == "regex":
@@ -168,6 +172,52 @@ class Shapes:
             except ValueError as error:
                 raise InputError(f"structured: the model's tokenizer: {error}") from None
         return llguidance
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have the members that it names, unless it allows others.
+
+    A model that may invent members does so, and a small one for ever.
+    """
+    if any(isinstance(one, dict) and _joins(one) for one in _inner(schema)):
+        return schema
+    try:
+        return _closed(schema)
+    except RecursionError:
+        return schema
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    members = schema.keys() & _JOINING_MEMBERS if "properties" in schema else ()
+    return bool(members or schema.keys() & _JOINING)
+
+
+def _inner(value: Any) -> Iterator[Any]:
+    """Yield a value and all values in it."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, dict | list):
+            waiting += value.values() if isinstance(value, dict) else value
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in ("properties", "$defs", "definitions"):
+        if isinstance(inner := schema.get(name), dict):
+            found[name] = {key: _closed(one) for key, one in inner.items()}
+    for name in ("anyOf", "oneOf", "prefixItems"):
+        if isinstance(listed := schema.get(name), list):
+            found[name] = [_closed(one) for one in listed]
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            found[name] = _closed(schema[name])
+    if "properties" in schema and "patternProperties" not in schema:
+        found.setdefault("additionalProperties", False)
+    return found
 
 
 def _first_line(text: str) -> str:

@@ -23,7 +23,7 @@ from handlers.generation.calls import (
     CallFormat,
     CallParser,
 )
-from handlers.generation.structure import COMPACT, Shape, Shapes
+from handlers.generation.structure import COMPACT, Shape, Shapes, closed
 from headrace.errors import InputError
 
 #: The values of the option `tool_format`.
@@ -144,6 +144,7 @@ def _literal(text: str) -> str:
 
 
 def _schema(schema: Any) -> str:
+    schema = closed(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": COMPACT}
     return msgspec.json.encode(schema).decode()

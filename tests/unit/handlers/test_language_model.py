@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import queue
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 import torch
+from typing_extensions import override
 
-from handlers.language_model import INCLUDED, LanguageModel, Request
+from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.language_model import INCLUDED, LanguageModel, Request, load_tokenizer
 from headrace.errors import ConfigError, InputError
-from headrace.generator import Generated, Piece
+from headrace.generator import Budget, Generated, Piece
 from headrace.handler import Context
 
 QUESTION = {"messages": [{"role": "user", "content": "What does zip do?"}]}
@@ -332,11 +335,17 @@ def test_calls_are_made_in_each_format(form: str) -> None:
     named = {"type": "function", "function": {"name": "paint"}}
     asked = {**QUESTION, "tools": TOOLS, "temperature": 0}
     try:
-        choices: list[Any] = [{"tool_choice": named}, {"tool_choice": "required"}]
-        choices += [{**choices[1], "seed": n, "temperature": 2} for n in range(4)]
+        one = {"tool_choice": "required", "parallel_tool_calls": False}
+        # A small model does not end by itself.
+        choices: list[Any] = [
+            {"tool_choice": named},
+            {"tool_choice": "required", "max_tokens": 750},
+        ]
+        choices += [{**one, "seed": n, "temperature": 2} for n in range(4)]
         for found in answers(model, *({**asked, **one} for one in choices)):
             (result,) = model.postprocess([found])
             assert (result["finish_reason"], result["text"]) == ("tool_calls", "")
+            assert 1 <= len(result["tool_calls"]) <= 16
             for call in result["tool_calls"]:
                 arguments = json.loads(call["arguments"])
                 assert [*arguments] == {"paint": ["color", "other"], "now": []}[call["name"]]
@@ -351,14 +360,15 @@ def test_calls_are_made_in_each_format(form: str) -> None:
         model.engine.close()
 
 
+def called(model: LanguageModel, pieces: list[Piece]) -> Any:
+    """The result of an answer with calls."""
+    deltas = [piece.delta for piece in pieces if piece.delta is not None]
+    last = pieces[-1]
+    return model.postprocess([Generated(deltas, last.finish or "", last.usage or {})])[0]
+
+
 def test_a_call_goes_on_in_another_process(model: LanguageModel) -> None:
     asked = request(model, {**QUESTION, "tools": TOOLS[:1], "tool_choice": "required", "seed": 5})
-
-    def result(pieces: list[Piece]) -> Any:
-        deltas = [piece.delta for piece in pieces if piece.delta is not None]
-        last = pieces[-1]
-        return model.postprocess([Generated(deltas, last.finish or "", last.usage or {})])[0]
-
     model.add("job", asked)
     whole = run(model, "job")
     tokens = [token for piece in whole for token in piece.tokens]
@@ -370,8 +380,70 @@ def test_a_call_goes_on_in_another_process(model: LanguageModel) -> None:
             before += [piece] if made <= count else []
         known = [token for piece in before for token in piece.tokens]
         model.add("job", asked, known)
-        assert result([*before, *run(model, "job")]) == result(whole)
-    assert json.loads(result(whole)["tool_calls"][0]["arguments"])
+        assert called(model, [*before, *run(model, "job")]) == called(model, whole)
+    assert json.loads(called(model, whole)["tool_calls"][0]["arguments"])
+
+
+#: As that of a Mistral model, whose mark of calls is a special token.
+MARKED = "{% for m in messages %}{{ m.content }}{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"
+
+
+class Saying(Engine):
+    """Writes these tokens, one in a step."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = tokens
+        self.at = 0
+
+    @override
+    def budget(self) -> Budget:
+        return Budget(1, 1000)
+
+    @override
+    def add(self, prompt_id: str, prompt: Prompt) -> None:
+        self.at = prompt.position
+
+    @override
+    def step(self) -> list[NewTokens]:
+        self.at += 1
+        ended = "stop" if self.at == len(self.tokens) else None
+        return [NewTokens("job", [self.tokens[self.at - 1]], ended)]
+
+    @override
+    def cancel(self, prompt_id: str) -> None:
+        self.at = len(self.tokens)
+
+    @override
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def test_a_call_with_a_special_token_as_its_mark_is_found(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(INCLUDED)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["[TOOL_CALLS]"]})
+    tokenizer.chat_template = MARKED
+    tokenizer.save_pretrained(tmp_path)
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(INCLUDED / name, tmp_path)
+    model = loaded(folder=str(tmp_path), engine="generate")
+    written = 'I look.[TOOL_CALLS] [{"name": "paint", "arguments": {"color": "é"}}]<|end|>'
+    tokens = tokenizer(written, add_special_tokens=False).input_ids
+    assert tokenizer.convert_tokens_to_ids("[TOOL_CALLS]") in tokens
+    model.engine = Saying(tokens)
+    asked = request(model, {**QUESTION, "tools": TOOLS})
+    model.add("job", asked)
+    whole = called(model, run(model, "job"))
+    assert (whole["text"], whole["finish_reason"]) == ("I look.", "tool_calls")
+    assert whole["tool_calls"] == [{"name": "paint", "arguments": '{"color": "é"}'}]
+    for count in range(1, len(tokens)):
+        model.add("job", asked)
+        pieces = run(model, "job", count)
+        model.cancel("job")
+        model.add("job", asked, [token for piece in pieces for token in piece.tokens])
+        assert called(model, [*pieces, *run(model, "job")]) == whole
+    # Without tools, special tokens are no text.
+    model.add("job", request(model, QUESTION))
+    assert text(run(model, "job")).startswith("I look. [{")
 
 
 @pytest.mark.parametrize(
@@ -398,7 +470,7 @@ def test_without_llguidance_only_auto_works(
 ) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     asked = {**QUESTION, "tools": [function("later")]}
-    assert request(model, asked)
+    request(model, asked)
     with pytest.raises(InputError, match=r"^tools: the server lacks llguidance; install"):
         request(model, {**asked, "tool_choice": "required"})
 
@@ -511,7 +583,10 @@ def test_what_the_template_writes_is_measured(field: str, monkeypatch: pytest.Mo
     try:
         template = "{% for message in messages %}{{ message." + field + " }}{% endfor %}"
         monkeypatch.setattr(model.tokenizer, "chat_template", template)
-        message = {"role": "user", "content": "", field: "word " * 100_000}
+        words: Any = "word " * 100_000
+        if field == "tool_calls":
+            words = [{"function": {"name": words, "arguments": {}}}]
+        message = {"role": "user", "content": "", field: words}
         with pytest.raises(
             InputError, match="far more tokens, and this model's maximum context length is 1,024"
         ):

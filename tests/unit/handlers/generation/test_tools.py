@@ -10,6 +10,7 @@ import pytest
 
 from handlers.generation.calls import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallFormat
 from handlers.generation.chat import chat_tokens
+from handlers.generation.structure import closed
 from handlers.generation.tools import Tools, format_of, read_tools
 from handlers.language_model import INCLUDED, load_tokenizer
 from headrace.errors import InputError
@@ -180,3 +181,19 @@ def test_other_templates_get_ordinary_messages(tokenizer: Any) -> None:
 def test_calls_and_results_are_complete(tokenizer: Any, message: Any, error: str) -> None:
     with pytest.raises(InputError, match=error):
         shown(tokenizer, [message])
+
+
+def test_objects_have_only_the_members_that_their_schema_names() -> None:
+    inner = {"type": "object", "properties": {"properties": {"$ref": "#/$defs/a"}}}
+    shut = {**inner, "additionalProperties": False}
+    assert closed({"properties": {"a": inner, "b": {"items": inner}}, "$defs": {"a": inner}}) == {
+        "properties": {"a": shut, "b": {"items": shut}}, "$defs": {"a": shut},
+        "additionalProperties": False,
+    }  # fmt: skip
+    assert closed({"anyOf": [inner, {"type": "null"}]}) == {"anyOf": [shut, {"type": "null"}]}
+    same: list[Any] = [
+        True, {"type": "object"}, {"properties": {}, "additionalProperties": True},
+        {"properties": {}, "patternProperties": {"x": {}}}, {"allOf": [inner, inner]},
+        {"properties": {"a": {}}, "anyOf": [inner, inner]}, {"const": inner},
+    ]  # fmt: skip
+    assert [closed(one) for one in same] == same

@@ -12,7 +12,6 @@ import pydantic
 import pytest
 
 from headrace.redis import keys
-from tests.extensions.openai.harness.batches import sdk
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.workers.worker import HANDLERS
@@ -241,9 +240,8 @@ def test_the_events_of_calls_are_numbered_alike_each_time(client: Any, site: Sit
 
 
 def test_a_response_without_calls_is_a_message(client: Any) -> None:
-    with sdk(str(client.base_url).removesuffix("/v1/")) as again:
-        asked: Any = {"model": "docs", "input": "What does zip do?", "temperature": 0}
-        events = list(again.responses.create(**asked, tools=[FLAT], stream=True))
+    asked: Any = {"model": "docs", "input": "What does zip do?", "temperature": 0}
+    events = list(client.responses.create(**asked, tools=[FLAT], stream=True))
     (message,) = events[-1].response.output
     assert message.content[0].text
     assert events[2].type == "response.output_item.added"

@@ -271,7 +271,7 @@ class CallParser:
 
 
 def _whole_call(text: str) -> _Found | None:
-    """Return the call that an object is, with its members in any order; None if it is none."""
+    """Return an object as a call, with its members in any order; None for another object."""
     try:
         found = msgspec.json.decode(text[text.index("{") :])
     except (msgspec.DecodeError, RecursionError):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -24,8 +24,7 @@ _SHAPE_CHARS: Final = 200_000
 COMPACT: Final = {"whitespace_pattern": " ?"}
 
 #: What joins several schemas into one: each of them must allow the members of the others.
-_JOINING: Final = frozenset({"allOf", "if", "dependentSchemas", "unevaluatedProperties"})
-_JOINING_MEMBERS: Final = frozenset({"anyOf", "oneOf", "$ref"})
+_JOINING: Final = ('"allOf":', '"if":', '"dependentSchemas":', '"unevaluatedProperties":')
 
 _Text = Annotated[str, Meta(min_length=1)]
 
@@ -179,27 +178,11 @@ def closed(schema: Any) -> Any:
 
     A model that may invent members does so, and a small one for ever.
     """
-    if any(isinstance(one, dict) and _joins(one) for one in _inner(schema)):
-        return schema
     try:
-        return _closed(schema)
+        written = msgspec.json.encode(schema).decode()
+        return schema if any(one in written for one in _JOINING) else _closed(schema)
     except RecursionError:
         return schema
-
-
-def _joins(schema: dict[str, Any]) -> bool:
-    members = schema.keys() & _JOINING_MEMBERS if "properties" in schema else ()
-    return bool(members or schema.keys() & _JOINING)
-
-
-def _inner(value: Any) -> Iterator[Any]:
-    """Yield a value and all values in it."""
-    waiting = [value]
-    while waiting:
-        value = waiting.pop()
-        yield value
-        if isinstance(value, dict | list):
-            waiting += value.values() if isinstance(value, dict) else value
 
 
 def _closed(schema: Any) -> Any:
@@ -209,14 +192,17 @@ def _closed(schema: Any) -> Any:
     for name in ("properties", "$defs", "definitions"):
         if isinstance(inner := schema.get(name), dict):
             found[name] = {key: _closed(one) for key, one in inner.items()}
-    for name in ("anyOf", "oneOf", "prefixItems"):
-        if isinstance(listed := schema.get(name), list):
-            found[name] = [_closed(one) for one in listed]
     for name in ("items", "additionalProperties"):
         if name in schema:
             found[name] = _closed(schema[name])
-    if "properties" in schema and "patternProperties" not in schema:
+    # Beside members of its own, a schema joins the others.
+    joined = [name for name in ("anyOf", "oneOf", "$ref") if name in schema]
+    if "properties" in schema and not joined and "patternProperties" not in schema:
         found.setdefault("additionalProperties", False)
+    elif "properties" not in schema:
+        for name in joined[:2]:
+            if isinstance(listed := schema[name], list):
+                found[name] = [_closed(one) for one in listed]
     return found
 
 

@@ -29,7 +29,6 @@ from headrace.errors import InputError
 #: The values of the option `tool_format`.
 Format = Literal["auto", "hermes", "llama3_json", "mistral"]
 _FORMATS: Final = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
-_TOOLS_MAX: Final = 128
 #: How many calls a `required` answer can have. A small model does not end by itself.
 _CALLS_MAX: Final = 16
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -164,8 +163,6 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool) -> T
         if choice in (None, "none", "auto"):
             return None
         raise InputError("tool_choice is only for requests with tools; give tools, or leave it out")
-    if len(tools) > _TOOLS_MAX:
-        raise InputError(f"tools has {len(tools)} tools; give at most {_TOOLS_MAX}")
     found: dict[str, Tool] = {}
     for place, one in enumerate(tools):
         tool = _tool(f"tools[{place}]", one)
@@ -174,18 +171,19 @@ def read_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool) -> T
                 f"tools[{place}].function.name is {tool.name} again; give each tool its own name"
             )
         found[tool.name] = tool
-    named = isinstance(choice, dict)
+    named = isinstance(choice, dict) and choice.get("type", "function") == "function"
     if named:
         function = choice.get("function")
         choice = function.get("name") if isinstance(function, dict) else None
-        if choice not in found:
+        if not isinstance(choice, str) or choice not in found:
             raise InputError(
                 f"tool_choice.function.name: there is no tool {choice!r} in tools; name one of them"
             )
     elif choice not in (None, "none", "auto", "required"):
+        kind = choice.get("type") if isinstance(choice, dict) else choice
         raise InputError(
-            f"tool_choice is {choice!r}; give none, auto, required, or a tool as "
-            '{"type": "function", "function": {"name": ...}}'
+            f"tool_choice: {kind!r} is not supported here; give none, auto, required, or a "
+            "function and its name"
         )
     if choice == "none" and not named:
         return None

@@ -16,7 +16,6 @@ from handlers.generation.tools import arguments_of, read_tools
 from headrace.errors import InputError
 from headrace.jobs.job import Count
 
-ALLOWED: Final = "allowed_tools"
 CALL: Final = "function_call"
 CALL_OUTPUT: Final = "function_call_output"
 _PREFIXES: Final = ("chatcmpl-", "resp_")
@@ -165,14 +164,13 @@ def tool_fields(
     given: list[Any] = [_nested(one) for one in tools or ()] if flat else list(tools or ())
     if flat and isinstance(choice, dict):
         choice = _nested(choice)
-    names = None
-    if isinstance(choice, dict) and choice.get("type") == ALLOWED:
-        names, choice = _allowed(choice)
-    _check(given, choice, flat=flat)
-    for name in names or ():
-        _check(given, {"type": "function", "function": {"name": name}}, flat=flat)
-    if names is not None:
-        given = [one for one in given if one["function"]["name"] in names]
+    try:
+        read_tools(given, choice, parallel=True)
+    except InputError as error:
+        message = str(error).replace(".function", "") if flat else str(error)
+        text, _, hint = message.partition("; ")
+        param = "tool_choice" if text.startswith("tool_choice") else "tools"
+        raise BadField(text, param, hint=hint) from None
     if not given:
         return {}
     fields: dict[str, Any] = {"tools": given}
@@ -183,36 +181,11 @@ def tool_fields(
     return fields
 
 
-def _check(tools: list[Any], choice: Any, *, flat: bool) -> None:
-    try:
-        read_tools(tools, choice, parallel=True)
-    except InputError as error:
-        message = str(error).replace(".function", "") if flat else str(error)
-        text, _, hint = message.partition("; ")
-        param = "tool_choice" if text.startswith("tool_choice") else "tools"
-        raise BadField(text, param, hint=hint) from None
-
-
 def _nested(one: Any) -> Any:
     if not isinstance(one, dict) or one.get("type") != "function" or "function" in one:
         return one
     function = {name: value for name, value in one.items() if name != "type"}
     return {"type": "function", "function": function}
-
-
-def _allowed(choice: dict[str, Any]) -> tuple[list[Any], Any]:
-    """Return the names of the allowed tools, and the choice among them."""
-    inner = choice.get(ALLOWED, choice)
-    listed = inner.get("tools") if isinstance(inner, dict) else None
-    if not isinstance(listed, list) or inner.get("mode") not in ("auto", "required"):
-        raise BadField(
-            "tool_choice of the type allowed_tools has no mode or no tools", "tool_choice",
-            hint="Give the mode auto or required, and a list of functions.",
-        )  # fmt: skip
-    found = [_nested(one) for one in listed]
-    functions = [one.get("function") if isinstance(one, dict) else None for one in found]
-    names = [one.get("name") if isinstance(one, dict) else None for one in functions]
-    return names, inner["mode"]
 
 
 def add_item(messages: list[dict[str, Any]], place: str, item: dict[str, Any], text: str) -> None:

@@ -145,7 +145,7 @@ def test_a_model_that_is_gone() -> None:
         (CHAT, {"model": "echo", "messages": [{}], "stream": True}, "stream is not for batches"),
         (
             CHAT,
-            {"model": "echo", "messages": [{}], "tools": [1]},
+            {"model": "echo", "messages": [{}], "tools": [{}]},
             r"the type None is not",
         ),
         (CHAT, {"model": "echo", "messages": [{}], "metadata": {"a": "b" * 5000}}, "metadata has"),

@@ -62,9 +62,10 @@ def chat_tokens(
     chat = [
         plain_message(place, message) for place, message in enumerate(tool_messages(messages, form))
     ]
-    shown = [tool.shown() for tool in tools.tools] if tools is not None else []
+    functions = tools.functions if tools is not None else ()
+    shown = [{"type": "function", "function": function.shown()} for function in functions]
     if form is not None and not knows_tools(tokenizer.chat_template):
-        chat, shown = plain_chat(chat, tools.tools if tools is not None else (), form), []
+        chat, shown = plain_chat(chat, functions, form), []
     texts = _texts([*chat, *shown], most)
     # Also a text that the template does not write is searched for control tokens.
     check_length(texts)

@@ -195,7 +195,7 @@ def _closed(schema: Any) -> Any:
     for name in ("items", "additionalProperties"):
         if name in schema:
             found[name] = _closed(schema[name])
-    # Beside members of its own, a schema joins the others.
+    # With members of its own, a schema joins the others.
     joined = [name for name in ("anyOf", "oneOf", "$ref") if name in schema]
     if "properties" in schema and not joined and "patternProperties" not in schema:
         found.setdefault("additionalProperties", False)

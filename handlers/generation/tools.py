@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from handlers.generation.calls import (
     HERMES,
@@ -31,32 +32,58 @@ Format = Literal["auto", "hermes", "llama3_json", "mistral"]
 _FORMATS: Final = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
 #: How many calls a `required` answer can have. A small model does not end by itself.
 _CALLS_MAX: Final = 16
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+#: The reason in an error of a grammar, behind the number of the line that is wrong.
+_WRONG_LINE: Final = re.compile(
+    r"structured\.grammar: at (\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)"
+)
 #: Mistral's templates take no longer ids, and no other characters.
 _MISTRAL_ID_CHARS: Final = 9
 
 
-class Tool(msgspec.Struct, frozen=True, kw_only=True):
+class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model can call; `parameters` is the JSON schema of its arguments."""
 
-    name: str
+    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
-    @property
-    def schema(self) -> dict[str, Any]:
-        """The schema of its arguments; one without parameters has none."""
-        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-        return self.parameters or nothing
-
     def shown(self) -> dict[str, Any]:
         """Return it as templates take it."""
-        function = {
+        return {
             "name": self.name,
             "description": self.description or "",
             "parameters": self.parameters or {"type": "object", "properties": {}},
         }
-        return {"type": "function", "function": function}
+
+
+class _Tool(msgspec.Struct):
+    type: Literal["function"]
+    function: Function
+
+
+class _Name(msgspec.Struct):
+    name: str
+
+
+class _Named(msgspec.Struct):
+    function: _Name
+    type: Literal["function"] = "function"
+
+
+class _Asked(msgspec.Struct):
+    tools: list[_Tool]
+    tool_choice: Literal["none", "auto", "required"] | _Named
+
+
+class _CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = "{}"
+
+
+class _Call(msgspec.Struct):
+    function: _CalledFunction
+    type: Literal["function"] = "function"
+    id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,24 +91,19 @@ class Tools:
     """The tools of a request.
 
     Attributes:
-        choice: "auto", "required", or the name of the one to call.
-        parallel: an answer can have several calls.
+        places: of those that can be called; a named one alone.
+        forced: the answer must be a call.
+        most: how many calls it can have.
     """
 
-    tools: Sequence[Tool]
-    choice: str
-    named: bool
-    parallel: bool
-
-    @property
-    def forced(self) -> bool:
-        """Whether the answer must be a call."""
-        return self.named or self.choice == "required"
+    functions: Sequence[Function]
+    places: Sequence[int]
+    forced: bool
+    most: int
 
     def parser(self, form: CallFormat) -> CallParser:
         """Return a parser for an answer."""
-        most = None if self.parallel and not self.named else 1
-        return CallParser(form, {tool.name for tool in self.tools}, most)
+        return CallParser(form, {self.functions[n].name for n in self.places}, self.most)
 
     def shape(self, form: CallFormat, answer: Shape | None) -> Shape | None:
         """Return what the answer must be; None for any text.
@@ -94,23 +116,19 @@ class Tools:
         """
         if not self.forced and answer is None:
             return None
-        called = [tool for tool in self.tools if not self.named or tool.name == self.choice]
-        rules = [f"call{n}: {_call_rule(form, tool)}" for n, tool in enumerate(called)]
-        rules.append("call: " + " | ".join(f"call{n}" for n in range(len(called))))
-        start = f"start: {_literal(form.opening)}call"
-        if self.parallel and not self.named:
-            start += f" ({_literal(form.separator)}call){{0,{_CALLS_MAX - 1}}}"
-        start += _literal(form.closing)
+        calls = f"{_literal(form.opening)}call"
+        if self.most > 1:
+            calls += f" ({_literal(form.separator)}call){{0,{self.most - 1}}}"
+        calls += _literal(form.closing)
+        rules = [f"start: {calls}", "call: " + " | ".join(f"call{n}" for n in self.places)]
+        rules += [f"call{n}: {_call_rule(form, self.functions[n])}" for n in self.places]
         if not self.forced and answer is not None:
             name, value = answer.given()
             if name not in ("json", "json_object"):
                 raise InputError(f"structured.{name} and tools exclude each other; leave one out")
-            rules.append(
-                f"answer: %json {_schema(value if name == 'json' else {'type': 'object'})}"
-            )
-            rules.append(start.replace("start", "calls", 1))
-            start = "start: calls | answer"
-        return Shape(grammar="\n".join([start, *rules]))
+            schema = value if name == "json" else {"type": "object"}
+            rules[0] = f"start: {calls} | %json {_schema(schema)}"
+        return Shape(grammar="\n".join(rules))
 
     def check_shape(self, shapes: Shapes, shape: Shape) -> None:
         """Compile what the answer must be.
@@ -121,21 +139,22 @@ class Tools:
         try:
             shapes.mask(shape)
         except InputError as error:
-            reason = str(error).removeprefix("structured").removeprefix(".grammar")
-            for place, tool in enumerate(self.tools):
-                try:
-                    shapes.mask(Shape(json=tool.schema))
-                except InputError as found:
-                    name = f"tools[{place}].function.parameters"
-                    reason = str(found).removeprefix("structured.json")
-                    if reason != str(found):
-                        raise InputError(name + reason) from None
-            raise InputError(f"tools{reason}") from None
+            found = _WRONG_LINE.match(str(error))
+            if found is None:
+                reason = str(error).removeprefix("structured").removeprefix(".grammar")
+                raise InputError(f"tools{reason}") from None
+            # The rules of the calls begin in the third line.
+            line = int(found[1]) - 3
+            place = "structured.json"
+            if line >= 0:
+                place = f"tools[{self.places[line]}].function.parameters"
+            raise InputError(f"{place}: {found[2]}") from None
 
 
-def _call_rule(form: CallFormat, tool: Tool) -> str:
-    before, _, after = form.call(tool.name, "\0").partition("\0")
-    return f"{_literal(before)}%json {_schema(tool.schema)}{_literal(after)}"
+def _call_rule(form: CallFormat, function: Function) -> str:
+    before, _, after = form.call(function.name, "\0").partition("\0")
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    return f"{_literal(before)}%json {_schema(function.parameters or nothing)}{_literal(after)}"
 
 
 def _literal(text: str) -> str:
@@ -149,68 +168,48 @@ def _schema(schema: Any) -> str:
     return msgspec.json.encode(schema).decode()
 
 
-def read_tools(tools: Sequence[Any] | None, choice: Any, *, parallel: bool) -> Tools | None:
+def read_tools(tools: Any, choice: Any, *, parallel: bool) -> Tools | None:
     """Return the tools of a request; None if the model must not call any.
 
     Args:
-        tools: each as `{"type": "function", "function": {"name": ...}}`.
-        choice: "none", "auto", "required", or `{"function": {"name": ...}}`.
+        tools: each as `{"type": "function", "function": {"name": ...}}`; None for none.
+        choice: "none", "auto", "required", or `{"function": {"name": ...}}`; None for "auto".
 
     Raises:
         InputError: a tool or the choice is not valid.
     """
-    if not tools:
-        if choice in (None, "none", "auto"):
+    try:
+        asked = msgspec.convert({"tools": tools or [], "tool_choice": choice or "auto"}, _Asked)
+    except msgspec.ValidationError as error:
+        raise _misfit("", error) from None
+    functions = [tool.function for tool in asked.tools]
+    choice = asked.tool_choice
+    if not functions:
+        if choice in ("none", "auto"):
             return None
         raise InputError("tool_choice is only for requests with tools; give tools, or leave it out")
-    found: dict[str, Tool] = {}
-    for place, one in enumerate(tools):
-        tool = _tool(f"tools[{place}]", one)
-        if tool.name in found:
+    places: dict[str, int] = {}
+    for place, function in enumerate(functions):
+        if places.setdefault(function.name, place) < place:
             raise InputError(
-                f"tools[{place}].function.name is {tool.name} again; give each tool its own name"
+                f"tools[{place}].function.name is {function.name} again; give each its own name"
             )
-        found[tool.name] = tool
-    named = isinstance(choice, dict) and choice.get("type", "function") == "function"
-    if named:
-        function = choice.get("function")
-        choice = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(choice, str) or choice not in found:
-            raise InputError(
-                f"tool_choice.function.name: there is no tool {choice!r} in tools; name one of them"
-            )
-    elif choice not in (None, "none", "auto", "required"):
-        kind = choice.get("type") if isinstance(choice, dict) else choice
-        raise InputError(
-            f"tool_choice: {kind!r} is not supported here; give none, auto, required, or a "
-            "function and its name"
-        )
-    if choice == "none" and not named:
-        return None
-    return Tools(list(found.values()), choice or "auto", named, parallel)
+        if function.parameters and function.parameters.get("type", "object") != "object":
+            raise InputError(f"tools[{place}].function.parameters is no schema of an object")
+    if not isinstance(choice, _Named):
+        most = _CALLS_MAX if parallel else 1
+        forced = choice == "required"
+        return None if choice == "none" else Tools(functions, range(len(places)), forced, most)
+    name = choice.function.name
+    if name not in places:
+        raise InputError(f"tool_choice.function.name: there is no tool {name!r}; name one of tools")
+    return Tools(functions, [places[name]], forced=True, most=1)
 
 
-def _tool(place: str, given: Any) -> Tool:
-    kind = given.get("type") if isinstance(given, dict) else None
-    if kind != "function":
-        raise InputError(
-            f"{place}: the type {kind!r} is not supported here; give tools of the type function"
-        )
-    try:
-        tool = msgspec.convert(given.get("function"), Tool)
-    except msgspec.ValidationError as error:
-        text, _, inner = str(error).partition(" - at `$")
-        raise InputError(f"{place}.function{inner.rstrip('`')}: {text}") from None
-    if not _NAME.fullmatch(tool.name):
-        raise InputError(
-            f"{place}.function.name is {tool.name[:80]!r}; give 1 to 64 letters, digits, _, - and ."
-        )
-    if tool.parameters and tool.parameters.get("type", "object") != "object":
-        raise InputError(
-            f"{place}.function.parameters is no schema of an object; give "
-            '{"type": "object", "properties": {...}}'
-        )
-    return tool
+def _misfit(place: str, error: msgspec.ValidationError) -> InputError:
+    text, _, inner = str(error).partition(" - at `$")
+    place = f"{place}{inner.rstrip('`')}".lstrip(".")
+    return InputError(f"{place}: {text}; give functions, as OpenAI's API has them")
 
 
 def format_of(template: Any, option: Format) -> CallFormat | None:
@@ -278,40 +277,34 @@ def _tool_message(
 ) -> dict[str, Any]:
     """Return a message; `names` has the tools of the calls so far, by the ids of these."""
     message = dict(message)
-    calls = message.pop("tool_calls", None)
-    if calls:
-        if not isinstance(calls, list):
-            raise InputError(f"{place}.tool_calls is no list")
-        found = [_call(f"{place}.tool_calls[{n}]", one, short=short) for n, one in enumerate(calls)]
+    if calls := message.pop("tool_calls", None):
+        message["tool_calls"] = found = _calls(f"{place}.tool_calls", calls, short=short)
         names |= {one["id"]: one["function"]["name"] for one in found if "id" in one}
-        message["tool_calls"] = found
         if message.get("content") is None:
             message["content"] = ""
     if message.get("role") == "tool":
         call_id = message.get("tool_call_id")
         if not isinstance(call_id, str):
-            raise InputError(
-                f"{place} has no tool_call_id; give the id of the call that it answers"
-            )
+            raise InputError(f"{place} has no tool_call_id; give the id of its call")
         message["tool_call_id"] = call_id = _short_id(call_id) if short else call_id
         if call_id in names:
             message.setdefault("name", names[call_id])
     return message
 
 
-def _call(place: str, given: Any, *, short: bool) -> dict[str, Any]:
-    given = given if isinstance(given, dict) else {}
-    function = given.get("function")
-    function = function if isinstance(function, dict) else {}
-    name = function.get("name")
-    if not isinstance(name, str) or given.get("type", "function") != "function":
-        raise InputError(f"{place} is no call of a function; give its function.name")
-    arguments = arguments_of(function.get("arguments"))
-    if arguments is None:
-        raise InputError(f"{place}.function.arguments is no JSON object; give one as a text")
-    found = {"type": "function", "function": {"name": name, "arguments": arguments}}
-    if isinstance(call_id := given.get("id"), str):
-        found["id"] = _short_id(call_id) if short else call_id
+def _calls(place: str, given: Any, *, short: bool) -> list[dict[str, Any]]:
+    try:
+        calls = msgspec.convert(given, list[_Call])
+    except msgspec.ValidationError as error:
+        raise _misfit(place, error) from None
+    found = []
+    for n, call in enumerate(calls):
+        arguments = arguments_of(call.function.arguments)
+        if arguments is None:
+            raise InputError(f"{place}[{n}].function.arguments is no JSON object")
+        function = {"name": call.function.name, "arguments": arguments}
+        own_id = {} if call.id is None else {"id": _short_id(call.id) if short else call.id}
+        found.append({"type": "function", "function": function, **own_id})
     return found
 
 
@@ -334,7 +327,7 @@ def _short_id(call_id: str) -> str:
 
 
 def plain_chat(
-    chat: Sequence[dict[str, Any]], tools: Sequence[Tool], form: CallFormat
+    chat: Sequence[dict[str, Any]], functions: Sequence[Function], form: CallFormat
 ) -> list[dict[str, Any]]:
     """Return a chat for a template that knows no tools, with all of them in ordinary messages."""
     found: list[dict[str, Any]] = []
@@ -343,8 +336,8 @@ def plain_chat(
         follows, role = role == "tool", message["role"]
         content = message["content"]
         if calls := message.get("tool_calls"):
-            functions = [one["function"] for one in calls]
-            written = form.calls([(one["name"], _json(one["arguments"])) for one in functions])
+            called = [one["function"] for one in calls]
+            written = form.calls([(one["name"], _json(one["arguments"])) for one in called])
             content = "\n".join(filter(None, (content, written)))
             message = {"role": role, "content": content}
         elif role == "tool":
@@ -354,8 +347,8 @@ def plain_chat(
                 continue
             message = {"role": "user", "content": content}
         found.append(message)
-    if tools:
-        text = _system_text(tools, form)
+    if functions:
+        text = _system_text(functions, form)
         if found[0]["role"] == "system":
             found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{text}"}
         else:
@@ -363,8 +356,8 @@ def plain_chat(
     return found
 
 
-def _system_text(tools: Sequence[Tool], form: CallFormat) -> str:
-    listed = "\n".join(_json(tool.shown()["function"]) for tool in tools)
+def _system_text(functions: Sequence[Function], form: CallFormat) -> str:
+    listed = "\n".join(_json(function.shown()) for function in functions)
     example = form.calls([("<name>", "<arguments as a JSON object>")])
     return f"You can call these functions:\n{listed}\nTo call one, write only:\n{example}"
 

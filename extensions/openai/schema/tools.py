@@ -113,17 +113,6 @@ def item_of(
     )  # fmt: skip
 
 
-def joined_calls(parts: Sequence[CallPart]) -> list[CallPart]:
-    """Return parts of calls in which those of the same call in a row are one."""
-    found: list[CallPart] = []
-    for one in parts:
-        if found and not one.name and found[-1].index == one.index:
-            found[-1] = CallPart(one.index, found[-1].name, found[-1].arguments + one.arguments)
-        else:
-            found.append(one)
-    return found
-
-
 class SentCalls:
     """Counts what a client has of the calls of an answer."""
 

@@ -455,6 +455,10 @@ def test_a_call_with_a_special_token_as_its_mark_is_found(tmp_path: Path) -> Non
             r"^tools\[1\].function.parameters: Invalid type: strin",
         ),
         ({"tools": TOOLS, "structured": {"regex": "a"}}, "structured.regex and tools exclude"),
+        (
+            {"tools": TOOLS, "structured": {"json": {"type": "strin"}}},
+            r"^structured.json: Invalid type: strin",
+        ),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "exclude each other"),
     ],
 )

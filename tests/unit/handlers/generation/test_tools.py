@@ -52,20 +52,20 @@ def named(name: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tools", "choice", "message"),
     [
-        ([NOW, {"type": "web_search"}], None, r"tools\[1\]: the type 'web_search' is not supp"),
-        (["now"], None, r"tools\[0\]: the type None is not"),
-        ([{"type": "function", "function": {}}], None, r"tools\[0\].function: .*missing.*`name`"),
-        ([named(7)], None, r"tools\[0\].function.name: Expected `str`"),
-        ([NOW, named("a b")], None, r"tools\[1\].function.name is 'a b'; give 1 to 64"),
-        ([NOW, WEATHER, NOW], None, r"tools\[2\].function.name is now again"),
+        ([NOW, {"type": "web_search"}], None, r"^tools\[1\].type: .*'web_search'; give functions"),
+        (["now"], None, r"^tools\[0\]: Expected `object`, got `str`"),
+        ([{"type": "function", "function": {}}], None, r"^tools\[0\].function: .*missing.*`name`"),
+        ([named(7)], None, r"^tools\[0\].function.name: Expected `str`"),
+        ([NOW, named("a b")], None, r"^tools\[1\].function.name: Expected `str` matching regex"),
+        ([NOW, WEATHER, NOW], None, r"^tools\[2\].function.name is now again"),
         (
             [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}],
-            None, r"tools\[0\].function.parameters is no schema of an object",
+            None, r"^tools\[0\].function.parameters is no schema of an object",
         ),
-        ([NOW], named("then"), r"tool_choice.function.name: there is no tool 'then'"),
-        ([NOW], named([1]), r"tool_choice.function.name: there is no tool \[1\]"),
-        ([NOW], {"type": "custom"}, "tool_choice: 'custom' is not supported here"),
-        ([NOW], "always", "tool_choice: 'always' is not supported here; give none, auto, requ"),
+        ([NOW], named("then"), r"^tool_choice.function.name: there is no tool 'then'"),
+        ([NOW], named([1]), r"^tool_choice.function.name: Expected `str`"),
+        ([NOW], {"type": "custom"}, r"^tool_choice.type: .*'custom'"),
+        ([NOW], "always", "^tool_choice: Invalid enum value 'always'"),
         ([], "required", "tool_choice is only for requests with tools"),
     ],
 )  # fmt: skip
@@ -166,9 +166,9 @@ def test_other_templates_get_ordinary_messages(tokenizer: Any) -> None:
         ({"role": "tool", "tool_call_id": "a"}, r"messages\[0\].content is no text"),
         (
             {"role": "assistant", "tool_calls": [CALL, {"type": "custom"}]},
-            r"messages\[0\].tool_calls\[1\] is no call of a function",
+            r"^messages\[0\].tool_calls\[1\].type: .*'custom'; give functions",
         ),
-        ({"role": "assistant", "tool_calls": "now"}, r"messages\[0\].tool_calls is no list"),
+        ({"role": "assistant", "tool_calls": "a"}, r"^messages\[0\].tool_calls: Expected `array`"),
         (
             {
                 "role": "assistant",

@@ -172,12 +172,13 @@ def test_a_conversation_goes_on_behind_a_call(client: Any) -> None:
 @pytest.mark.parametrize(
     ("more", "message", "param"),
     [
-        ({"tools": [{"type": "web_search"}]}, "'web_search' is not supported here", "tools"),
-        ({"tools": [{"type": "function", "name": "a b"}]}, r"tools\[0\].name is 'a b'", "tools"),
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type: .*'web_search'", "tools"),
+        ({"tools": [{"type": "function", "name": "a b"}]},
+         r"tools\[0\].name: Expected `str` matching", "tools"),
         ({"tools": [FLAT], "tool_choice": {"type": "function", "name": "b"}}, "no tool 'b'",
          "tool_choice"),
         ({"tools": [FLAT], "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
-         "'allowed_tools' is not supported here", "tool_choice"),
+         "'allowed_tools'", "tool_choice"),
         ({"tool_choice": "required"}, "only for requests with tools", "tool_choice"),
         ({"input": [{"type": "function_call", "call_id": "a", "name": "b"}]},
          r"input\[0\].arguments is no text", "input"),

@@ -146,7 +146,7 @@ def test_a_model_that_is_gone() -> None:
         (
             CHAT,
             {"model": "echo", "messages": [{}], "tools": [{}]},
-            r"the type None is not",
+            "tools.0.: .*missing",
         ),
         (CHAT, {"model": "echo", "messages": [{}], "metadata": {"a": "b" * 5000}}, "metadata has"),
         (COMPLETIONS, {"model": "echo", "prompt": ["a", "b"]}, "prompt has 2 texts"),

@@ -39,6 +39,7 @@ from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
 from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.operation import (
+    Demand,
     FailureGroups,
     Profile,
     Profiles,
@@ -207,6 +208,10 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation("GET", _MODELS, models.list_models, _READ, "list_models", models.Models),
     Operation(
         "GET", _MODELS + "/{model}", models.get_model, _READ, "get_model", models.ModelDetail,
+        (errors.ModelNotFound,),
+    ),
+    Operation(
+        "GET", _MODELS + "/{model}/demand", models.get_demand, _READ, "get_model_demand", Demand,
         (errors.ModelNotFound,),
     ),
     # Queues and dead letters have the jobs of all keys.

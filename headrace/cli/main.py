@@ -33,6 +33,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import NumbersCommand, argument, flag, option
 from headrace.config.extensions import Command, found, loaded
+from headrace.config.secret_files import read_secret_files
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def every(
     # __main__.py ignored Ctrl-C during start-up; from here each command handles it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    read_secret_files(os.environ)
 
 
 @app.command()

@@ -305,7 +305,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
     Operation(
         "GET", "/ready", health.ready, Open.ALWAYS, "ready", health.Ready,
-        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable),
+        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable, errors.Stopping),
         (health.ReadyQuery,),
     ),
     Operation("GET", "/metrics", health.get_metrics, Open.METRICS, "metrics", media.METRICS),

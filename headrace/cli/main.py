@@ -136,12 +136,18 @@ def worker(
     labels: str | None = option(
         "--labels LABELS", "Labels of the workers, such as gpu=a100,zone=b."
     ),
+    exit_when_idle: float | None = option(
+        "--exit-when-idle SECONDS",
+        "End once the workers have held no job, and none has waited, for this time.",
+        min=5,
+        max=86_400,
+    ),
 ) -> None:
     """Run one worker per GPU, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_workers
 
     settings = _settings(models_file=models, worker_labels=labels)
-    run_workers(settings, workers, os.environ)
+    run_workers(settings, workers, os.environ, exit_when_idle)
 
 
 @app.command()
@@ -171,11 +177,12 @@ def flower(
 def health(
     part: str = argument("PART", "One of api, worker, background, runner, flower, redis.", ...),
     workers: WorkersOption = None,
+    models: bool = flag("--models", "Of a worker: its models must be loaded too."),
 ) -> None:
     """Health probe: exit 0 if the component in this container serves, else 1 with the reason."""
     from headrace.server.health_probe import run_check
 
-    typer.echo(run_check(part, workers, os.environ))
+    typer.echo(run_check(part, workers, os.environ, models=models))
 
 
 @app.command()

@@ -151,6 +151,17 @@ def worker(
 
 
 @app.command()
+def drain(wait: bool = flag("--wait", "Return when the workers have ended.")) -> None:
+    """Stop the workers of this host: they claim nothing more, and finish what runs."""
+    from headrace.redis.connection import connect
+    from headrace.server.host_workers import drain as drain_workers
+
+    with connect(_settings().needed_redis_url("headrace drain")) as client:
+        nodes = drain_workers(client, wait=wait)
+    output.message(f"{'ended' if wait else 'stopping'}: {', '.join(nodes)}")
+
+
+@app.command()
 def background(models: ModelsOption = None) -> None:
     """Run the background worker (pipelines, webhooks), with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_background

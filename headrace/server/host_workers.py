@@ -1,11 +1,14 @@
-"""What the workers of this host report: whether they live, serve their models, and are idle."""
+"""The workers of this host: whether they live, serve their models, or are idle; and their end."""
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import redis
@@ -18,7 +21,7 @@ from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import queues as queue_scripts
-from headrace.server.supervisor.proc import start_time_ticks
+from headrace.server.supervisor import proc
 
 #: Seconds between two looks at Redis.
 _LOOK_S: Final = 1.0
@@ -27,6 +30,7 @@ _REPORT_MAX_S: Final = 2.5
 #: Longer than the report of a job that was claimed just after a look may take.
 IDLE_MIN_S: Final = 2 * _REPORT_MAX_S
 _TIMEOUT_S: Final = 2.0
+_POLL_S: Final = 0.1
 
 
 def live_reports(client: redis.Redis) -> dict[str, WorkerReport]:
@@ -41,7 +45,7 @@ def live_reports(client: redis.Redis) -> dict[str, WorkerReport]:
         fields: Any = client.hgetall(keys.worker(owner))
         report = read_report(fields)
         # The report of a killed worker remains for some seconds.
-        if report.node.endswith(suffix) and start_time_ticks(report.pid) is not None:
+        if report.node.endswith(suffix) and proc.start_time_ticks(report.pid) is not None:
             reports[report.node] = report
     return reports
 
@@ -58,6 +62,42 @@ def unready_models(reports: Collection[WorkerReport]) -> dict[str, str]:
         for name, model in states
         if name not in ready and model.replicas and model.state != UNLOADED_STATE
     }
+
+
+def drain(client: redis.Redis, *, wait: bool) -> list[str]:
+    """Stop the `headrace worker` of this host, which finishes what runs; return its workers.
+
+    Args:
+        wait: return when it has ended.
+
+    Raises:
+        HeadraceError: no worker runs here, or another command runs the workers.
+    """
+    reports = live_reports(client)
+    if not reports:
+        raise HeadraceError(f"no worker of this host was seen in the last {keys.WORKER_TTL_S} s")
+    supervisors = {proc.parent_of(report.pid) for report in reports.values()} - {None}
+    started = {}
+    for pid in sorted(filter(None, supervisors)):
+        command = proc.command_of(pid)
+        if "worker" not in command or not any(Path(part).name == "headrace" for part in command):
+            raise HeadraceError(
+                f"the process {pid} that runs workers here is not `headrace worker`: "
+                f"{' '.join(command[:4]) or 'its command is unknown'}",
+                hint="stop that program, or pause queues: headrace queues pause MODEL",
+            )
+        started[pid] = proc.start_time_ticks(pid)
+    for pid in started:
+        try:
+            os.kill(pid, signal.SIGTERM)
+        except ProcessLookupError:
+            continue
+        except PermissionError as error:
+            hint = "run this as the user of the workers"
+            raise HeadraceError(f"the process {pid} is of another user", hint=hint) from error
+    while wait and any(proc.start_time_ticks(pid) == ticks for pid, ticks in started.items()):
+        time.sleep(_POLL_S)
+    return sorted(reports)
 
 
 @dataclass(slots=True)

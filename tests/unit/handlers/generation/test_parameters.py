@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from handlers.language_model import LanguageModel
+from handlers.language_model import INCLUDED, LanguageModel
 from headrace.errors import InputError
 from headrace.generator import Piece
 from tests.unit.handlers.test_language_model import (
@@ -199,6 +201,22 @@ def test_an_echo_comes_once(model: LanguageModel) -> None:
     model.add("job", asked)
     model.cancel("job")
     assert answer(model, {**value, "echo": True}).text == f"zip{plain}"
+
+
+def test_defaults_are_those_of_the_folder(tmp_path: Path) -> None:
+    for file in INCLUDED.iterdir():
+        if file.name != "generation_config.json":
+            (tmp_path / file.name).symlink_to(file)
+    config = json.loads((INCLUDED / "generation_config.json").read_text())
+    config |= {"repetition_penalty": 1.5}
+    (tmp_path / "generation_config.json").write_text(json.dumps(config))
+    handler = loaded(folder=str(tmp_path))
+    try:
+        plain = answer(handler, {**GREEDY, "repetition_penalty": 1})
+        penalized = answer(handler, {**GREEDY, "repetition_penalty": 1.5})
+        assert answer(handler, GREEDY) == penalized != plain
+    finally:
+        handler.engine.close()
 
 
 def test_templates_get_their_variables(

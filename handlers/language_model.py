@@ -143,7 +143,7 @@ class LanguageModel(ItemHandler, Generator):
         asked = read_input(data)
         tokens = self._tokens(asked)
         room = self.context_tokens - len(tokens)
-        if room < (asked.max_tokens != 0):
+        if room < (0 if asked.max_tokens == 0 else 1):
             raise InputError(
                 f"the prompt is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
                 f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"

@@ -151,7 +151,7 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
     }  # fmt: skip
     engine.add("a", prompt(5))
     penalties = Penalties(0.5, -0.5, 1.1, {7: 2.0}, min_tokens=3)
-    more = {"penalties": penalties, "stop_tokens": [9], "position": 1}
+    more: dict[str, Any] = {"penalties": penalties, "stop_tokens": [9], "position": 1}
     engine.add("b", prompt(5, ignore_end=True, **more))
     allow(engine, 4)
     taken(engine, "a", "b")

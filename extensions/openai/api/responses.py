@@ -173,7 +173,7 @@ async def _start_stream(
 
     try:
         if attended:
-            await _check_first(services, await first_events(services, stream, job))
+            await _check_first(services, await first_events(services, stream, job), jobs)
     except BaseException:
         await close()
         raise
@@ -198,12 +198,16 @@ def _pieces_before(after: int | None) -> int:
     return max(0, (after or 0) - HEAD_EVENTS + 1)
 
 
-async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
+async def _check_first(
+    services: Services, first: Sequence[PieceEvent], jobs: RequestJobs | None
+) -> None:
     """Raise a HeadraceError if the response ends with one, in its first events."""
     for event in first:
         if isinstance(event, Ended):
             check_success(event.job)
             await generation_of(services, event.job)
+        elif isinstance(event, Pieces) and jobs and isinstance(jobs.asked, ResponseRequest):
+            check_logprobs(jobs.asked, read_part(event.pieces, jobs.asked.model))
 
 
 class _ResponseWriter:

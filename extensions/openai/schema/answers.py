@@ -257,8 +257,10 @@ def check_logprobs(request: SampledRequest, part: Part) -> None:
         InvalidParameter: the model returned none.
     """
     if request.likeliest is not None and part.logprobs is None:
+        names = ("logprobs", "include", "top_logprobs", "best_of")
+        given = [name for name in names if getattr(request, name, None) is not None]
         raise InvalidParameter(
-            f"model {request.model} returns no logprobs", "logprobs", hint="Leave it out."
+            f"model {request.model} returns no logprobs", given[0], hint=f"Leave {given[0]} out."
         )
 
 

@@ -199,8 +199,22 @@ def test_an_echo_comes_once(model: LanguageModel) -> None:
     pieces = [*before, *run(model, "job")]
     assert "".join(piece.delta["text"] for piece in pieces if piece.delta) == f"zip{plain}"
     model.add("job", asked)
+    free = model.budget().slots
+    model.pause({"job"})
+    assert not list(model.step())
+    model.pause(set())
     model.cancel("job")
+    assert model.budget().slots == free + 1
     assert answer(model, {**value, "echo": True}).text == f"zip{plain}"
+
+
+def test_a_model_whose_prompts_cannot_be_read_in_pieces_says_so(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(model.engine), "has_prompt_scores", False)
+    with pytest.raises(InputError, match="logprobs: this model has none of prompts"):
+        request(model, {"prompt": "a", "echo": True, "logprobs": 0})
+    assert request(model, {"prompt": "a", "echo": True}).echo == "a"
 
 
 def test_defaults_are_those_of_the_folder(tmp_path: Path) -> None:

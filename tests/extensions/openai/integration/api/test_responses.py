@@ -79,8 +79,10 @@ def test_log_probabilities_of_a_response_come_whole_and_in_events(client: Any) -
     items = client.responses.input_items.list(more.id, order="asc").data
     assert items[1].content[0].logprobs == []
     assert more.output[0].content[0].logprobs == []
-    with pytest.raises(openai.BadRequestError, match="model pieces returns no logprobs"):
-        client.responses.create(**{**scripted(pieces=["a"]), "top_logprobs": 1})
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="model pieces returns no logprobs") as no:
+            client.responses.create(**scripted(pieces=["a"]), top_logprobs=1, stream=stream)
+        assert no.value.param == "top_logprobs"
 
 
 def test_messages_and_instructions_are_a_chat(client: Any) -> None:

@@ -24,7 +24,13 @@ from typing_extensions import override
 
 from handlers.common.items import ItemHandler
 from handlers.generation import tools
-from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
+from handlers.generation.answer_text import (
+    AnswerLogprobs,
+    Detokenizer,
+    Echo,
+    TokenTexts,
+    result_of,
+)
 from handlers.generation.calls import MARKS, CallParser
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
@@ -34,6 +40,8 @@ from handlers.generation.inputs import (
     is_far_too_long,
     read_input,
 )
+from handlers.generation.penalties import Penalties
+from handlers.generation.prompt_scores import PIECE_TOKENS, PromptScores
 from handlers.generation.sampling import Sampling
 from handlers.generation.structure import Mask, Shape, Shapes
 from headrace.errors import ConfigError, InputError
@@ -74,12 +82,14 @@ class Request(Prompt):
         seeded: the client has given the seed.
         shape: what the answer must be.
         tools: those that the answer can call.
+        echo: the text of the prompt, if the answer repeats it first.
     """
 
     stop: Sequence[str]
     seeded: bool
     shape: Shape | None = None
     tools: tools.Tools | None = None
+    echo: str | None = None
 
 
 @dataclass(slots=True)
@@ -89,6 +99,23 @@ class _Answer:
     count: int = 0
     logprobs: AnswerLogprobs | None = None
     calls: CallParser | None = None
+    echo: Echo | None = None
+
+    @property
+    def stop(self) -> str:
+        """How it has ended, unless by its length."""
+        return "tool_calls" if self.calls is not None and self.calls.count else "stop"
+
+    def with_calls(self, delta: Any, text: str, finish: str | None) -> tuple[Any, str | None]:
+        """Return a piece with the calls in its text, and why the answer has ended."""
+        if self.calls is None:
+            return delta, finish
+        found = self.calls.read(text, last=finish is not None)
+        if isinstance(delta, dict):
+            # Log probabilities are of all tokens, also of those that have made a call.
+            found["logprobs"] = delta["logprobs"]
+        ended = self.stop if finish == "stop" else finish
+        return found if any(found.values()) else None, ended
 
 
 class LanguageModel(ItemHandler, Generator):
@@ -104,6 +131,9 @@ class LanguageModel(ItemHandler, Generator):
         self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
+        # Those that join the batch once their prompts have log probabilities.
+        self._scoring: dict[str, PromptScores] = {}
+        self._paused: Set[str] = frozenset()
         self._ended: list[Piece] = []
         self._share_used = 1.0
 
@@ -118,6 +148,7 @@ class LanguageModel(ItemHandler, Generator):
         except OSError:  # a folder need not have it
             defaults = config()
         self.defaults = _defaults(defaults)
+        self.default_repetition = float(getattr(defaults, "repetition_penalty", None) or 1.0)
         self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
         self.shapes = Shapes(self.tokenizer, self.end_tokens)
         self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
@@ -141,7 +172,7 @@ class LanguageModel(ItemHandler, Generator):
         called = self._tools(asked)
         tokens = self._tokens(asked, called)
         room = self.context_tokens - len(tokens)
-        if room < 1:
+        if room < (0 if asked.max_tokens == 0 else 1):
             raise InputError(
                 f"the prompt is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
                 f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
@@ -158,12 +189,13 @@ class LanguageModel(ItemHandler, Generator):
         shape = self._shape(asked, called)
         given = {
             name: value
-            for name in ("temperature", "top_p", "top_k", "seed")
+            for name in ("temperature", "top_p", "top_k", "seed", "min_p")
             if (value := getattr(asked, name)) is not None
         }
+        most = min(self.options.max_tokens, room) if wanted is None else wanted
         return Request(
             tokens=tokens,
-            max_tokens=wanted or min(self.options.max_tokens, room),
+            max_tokens=most,
             sampling=replace(self.defaults, **given),
             ignore_end=asked.ignore_eos,
             logprobs=asked.logprobs,
@@ -171,7 +203,43 @@ class LanguageModel(ItemHandler, Generator):
             seeded=asked.seed is not None,
             shape=shape,
             tools=called,
+            stop_tokens=asked.stop_token_ids,
+            penalties=self._penalties(asked, most),
+            echo=self._echo(asked, tokens),
         )
+
+    def _penalties(self, asked: GenerationInput, max_tokens: int) -> Penalties | None:
+        if asked.min_tokens > max_tokens:
+            raise InputError(
+                f"min_tokens: it is {asked.min_tokens:,}, above the {max_tokens:,} tokens of the "
+                "answer; set max_tokens too"
+            )
+        biases, repetition = asked.biases, asked.repetition_penalty
+        self._check_tokens("logit_bias: it", biases)
+        found = Penalties(
+            asked.frequency_penalty,
+            asked.presence_penalty,
+            self.default_repetition if repetition is None else repetition,
+            biases,
+            asked.min_tokens,
+        )
+        return None if found.change_nothing else found
+
+    def _echo(self, asked: GenerationInput, tokens: list[int]) -> str | None:
+        if asked.max_tokens == 0 and not asked.echo:
+            raise InputError("max_tokens: it is 0, which is only for echo; give at least 1")
+        if not asked.echo:
+            return None
+        if asked.prompt is None:
+            raise InputError("echo: it is only for a prompt; leave it out")
+        if asked.logprobs is not None and not self.engine.has_prompt_scores:
+            raise InputError("logprobs: this model has none of prompts; leave out echo")
+        return asked.prompt if isinstance(asked.prompt, str) else self._decode(tokens)
+
+    def _check_tokens(self, field: str, tokens: Iterable[int]) -> None:
+        largest = len(self.tokenizer) - 1
+        if any(token > largest for token in tokens):
+            raise InputError(f"{field} has a token above {largest:,}, the model's last one")
 
     def _tools(self, asked: GenerationInput) -> tools.Tools | None:
         found = tools.read_tools(
@@ -206,7 +274,7 @@ class LanguageModel(ItemHandler, Generator):
             raise InputError("give either prompt or messages")
         if asked.messages is not None:
             tokens = chat_tokens(
-                self.tokenizer, asked.messages, self.context_tokens, self._check_length, called,
+                self.tokenizer, asked, self.context_tokens, self._check_length, called,
                 self.call_format,
             )  # fmt: skip
         elif isinstance(asked.prompt, str):
@@ -214,9 +282,7 @@ class LanguageModel(ItemHandler, Generator):
             tokens = self.tokenizer(asked.prompt).input_ids
         else:
             tokens = asked.prompt or []
-            largest = len(self.tokenizer) - 1
-            if any(token > largest for token in tokens):
-                raise InputError(f"prompt has a token above {largest:,}, the model's last one")
+            self._check_tokens("prompt", tokens)
         if not tokens:
             raise InputError("the prompt is empty; give at least one token")
         return list(tokens)
@@ -231,6 +297,7 @@ class LanguageModel(ItemHandler, Generator):
     @override
     def budget(self) -> Budget:
         room = self.engine.budget()
+        room = replace(room, slots=room.slots - len(self._scoring))
         if not self._answers:
             return room
         taken = sum(self.likely_cost(one.request, one.count) for one in self._answers.values())
@@ -252,6 +319,7 @@ class LanguageModel(ItemHandler, Generator):
 
     @override
     def pause(self, request_ids: Set[str]) -> None:
+        self._paused = request_ids
         self.engine.pause(request_ids)
 
     @property
@@ -271,9 +339,25 @@ class LanguageModel(ItemHandler, Generator):
             answer.calls = request.tools.parser(self.call_format)
             answer.calls.read(decode(resumed))
         if request.logprobs is not None:
-            answer.logprobs = AnswerLogprobs(self.token_texts)
+            special = request.echo is not None
+            answer.logprobs = AnswerLogprobs(self.token_texts, special=special)
+        if request.echo is not None and not resumed:
+            # It comes with the first tokens, so an answer that goes on has had it.
+            if request.logprobs is not None:
+                self._answers[request_id] = answer
+                scores = self.engine.prompt_scores(request.tokens, request.logprobs)
+                self._scoring[request_id] = scores
+                return
+            answer.echo = Echo(request.echo)
+        self._begin(request_id, answer, resumed)
+
+    def _begin(self, request_id: str, answer: _Answer, resumed: list[int]) -> None:
+        """Let an answer join the batch, or end if it has ended."""
+        request = answer.request
         if finish := self._finished(answer, resumed):
-            self._ended.append(Piece(request_id, finish=finish, usage=_usage(answer)))
+            self._answers.pop(request_id, None)
+            delta = answer.echo and answer.echo.before(None)
+            self._ended.append(Piece(request_id, delta, finish=finish, usage=_usage(answer)))
             return
         sampling = request.sampling
         if not request.seeded:
@@ -319,25 +403,48 @@ class LanguageModel(ItemHandler, Generator):
     def _finished(self, answer: _Answer, resumed: list[int]) -> str | None:
         """Return why an answer ended whose process died before it reported that."""
         request = answer.request
-        stopped = "tool_calls" if answer.calls is not None and answer.calls.count else "stop"
         if answer.text.stopped:
-            return stopped
-        if resumed and resumed[-1] in self.end_tokens and not request.ignore_end:
-            return stopped
+            return answer.stop
+        if resumed and resumed[-1] in request.ends(self.end_tokens):
+            return answer.stop
         return "length" if len(resumed) >= request.max_tokens else None
 
     @override
     def step(self) -> Iterable[Piece]:
+        self._score()
         pieces, self._ended = self._ended, []
-        if self._answers:
+        if len(self._answers) > len(self._scoring):
             pieces += [piece for new in self.engine.step() if (piece := self._piece(new))]
         return pieces
+
+    def _score(self) -> None:
+        """Read the next tokens of prompts that want log probabilities."""
+        left = PIECE_TOKENS
+        for request_id, scores in list(self._scoring.items()):
+            if request_id in self._paused:
+                continue
+            while left > 0 and not scores.done:
+                left -= scores.read()
+            if not scores.done:
+                return
+            answer = self._answers[request_id]
+            first, *others = answer.request.tokens
+            found = [self.token_texts.with_likelihood(first, None, [])]
+            for token, likelihood in zip(others, scores.found, strict=True):
+                found.append(self.token_texts.with_likelihood(token, *likelihood))
+            answer.echo = Echo(answer.request.echo or "", found)
+            del self._scoring[request_id]
+            self._begin(request_id, answer, [])
 
     def _piece(self, new: NewTokens) -> Piece | None:
         answer = self._answers.get(new.id)
         if answer is None:
             return None
-        text, tokens = answer.text.add(new.tokens, last=new.finish is not None)
+        # A token that the request has named as an end is no part of the text.
+        end = [token for token in new.tokens[-1:] if token in answer.request.stop_tokens]
+        read = new.tokens[: len(new.tokens) - len(end)]
+        text, tokens = answer.text.add(read, last=bool(end) or new.finish is not None)
+        tokens += end
         answer.count += len(new.tokens)
         finish = new.finish
         if answer.text.stopped:
@@ -354,14 +461,9 @@ class LanguageModel(ItemHandler, Generator):
         if answer.logprobs is not None:
             answer.logprobs.add(new.likelihoods)
             delta = answer.logprobs.delta(text, tokens) if tokens or finish else None
-        if answer.calls is not None:
-            found = answer.calls.read(text, last=finish is not None)
-            if isinstance(delta, dict):
-                # Log probabilities are of all tokens, also of those that have made a call.
-                found["logprobs"] = delta["logprobs"]
-            delta = found if any(found.values()) else None
-            if finish == "stop" and answer.calls.count:
-                finish = "tool_calls"
+        if answer.echo is not None and (tokens or finish):
+            delta, answer.echo = answer.echo.before(delta), None
+        delta, finish = answer.with_calls(delta, text, finish)
         return Piece(new.id, delta, tokens, finish, usage, new.error)
 
     @override
@@ -372,7 +474,8 @@ class LanguageModel(ItemHandler, Generator):
     def cancel(self, request_id: str) -> dict[str, int] | None:
         answer = self._answers.pop(request_id, None)
         if answer is not None:
-            self.engine.cancel(request_id)
+            if self._scoring.pop(request_id, None) is None:
+                self.engine.cancel(request_id)
             return _usage(answer)
         ended = [piece for piece in self._ended if piece.id == request_id]
         self._ended = [piece for piece in self._ended if piece.id != request_id]
@@ -436,8 +539,9 @@ def _defaults(config: Any) -> Sampling:
         return otherwise if value is None else value
 
     return Sampling(
-        float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
-    )
+        float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0)),
+        min_p=float(given("min_p", 0.0)),
+    )  # fmt: skip
 
 
 def _end_tokens(*sources: Any) -> list[int]:

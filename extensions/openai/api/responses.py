@@ -43,7 +43,7 @@ from extensions.openai.api.stored_responses import (
     outcome_of,
     visible_response,
 )
-from extensions.openai.schema.answers import Part, read_part
+from extensions.openai.schema.answers import Part, check_logprobs, read_part
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
@@ -91,7 +91,9 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
                 await jobs.cancel()
                 raise
         if waits:
-            await generation_of(services, job)
+            found = await generation_of(services, job)
+            if found is not None:
+                check_logprobs(asked, found)
         reply = json_reply((await outcome_of(services, job))[0])
         if asked.store is False:
             await _forget(services, request, job.id)
@@ -178,7 +180,7 @@ async def _start_stream(
 
     try:
         if attended:
-            await _check_first(services, await first_events(services, stream, job))
+            await _check_first(services, await first_events(services, stream, job), jobs)
     except BaseException:
         await close()
         raise
@@ -203,12 +205,16 @@ def _pieces_before(after: int | None) -> int:
     return max(0, (after or 0) - HEAD_EVENTS + 1)
 
 
-async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
+async def _check_first(
+    services: Services, first: Sequence[PieceEvent], jobs: RequestJobs | None
+) -> None:
     """Raise a HeadraceError if the response ends with one, in its first events."""
     for event in first:
         if isinstance(event, Ended):
             check_success(event.job)
             await generation_of(services, event.job)
+        elif isinstance(event, Pieces) and jobs and isinstance(jobs.asked, ResponseRequest):
+            check_logprobs(jobs.asked, read_part(event.pieces, jobs.asked.model))
 
 
 class _ResponseWriter:
@@ -234,7 +240,8 @@ class _ResponseWriter:
         self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
         self.head = self._text(self._events.head(response_of(job))) or HEARTBEAT
-        self._sent = 0
+        # How long the text is that was sent, and how many log probabilities were.
+        self._sent = self._logprobs = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
         self._gap = False
@@ -247,24 +254,35 @@ class _ResponseWriter:
         for event in events:
             match event:
                 case Pieces(Place(last), pieces):
-                    known = _pieces_before(self._after)
-                    fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
-                    text = read_part(fresh, self._job.model).text
-                    self._last = last
-                    if text and not self._gap:
-                        self._sent += len(text)
-                        parts.append(self._text([self._events.delta(last, text)]))
+                    parts.append(self._pieces(last, pieces))
                 case Restarted(Place(at)):
-                    # The events that the client has may come from after it.
-                    if at == 0 or at > _pieces_before(self._after):
-                        raise restarted()
-                case Missing():
-                    # A client with a part of the text gets the whole only in the last events.
-                    self._gap = self._after < 0
+                    self._restarted(at)
+                case Missing(_, Place(last)):
+                    self._missing(last)
                 case Ended(Place(last), job):
                     parts.append(await self._tail(last, job))
                     self.ended = True
         return b"".join(parts)
+
+    def _pieces(self, last: int, pieces: Sequence[msgspec.Raw]) -> bytes:
+        known = _pieces_before(self._after)
+        fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
+        part = read_part(fresh, self._job.model)
+        self._last = last
+        if not part.text or self._gap:
+            return b""
+        self._sent += len(part.text)
+        self._logprobs += len(part.logprobs or ())
+        return self._text([self._events.delta(last, part)])
+
+    def _restarted(self, at: int) -> None:
+        # The events that the client has may come from after it.
+        if at == 0 or at > _pieces_before(self._after):
+            raise restarted()
+
+    def _missing(self, last: int) -> None:
+        # A client with a part of the text gets the whole only in the last events.
+        self._gap = self._after < 0
 
     def end(self) -> None:
         if not self.ended:
@@ -279,9 +297,11 @@ class _ResponseWriter:
         response, found = await outcome_of(self._services, job)
         events = self._events.tail(last, response, found)
         rest = "" if found is None else found.text[self._sent :]
+        likely = None if found is None else found.logprobs
         if rest and (self._gap or not self._sent) and self._after < 0:
             # Its handler yields no pieces, or some are not kept any more.
-            events = chain([self._events.delta(last + 1, rest)], events)
+            part = Part(rest, likely and likely[self._logprobs :])
+            events = chain([self._events.delta(last + 1, part)], events)
         return self._text(events)
 
     def _text(self, events: Iterable[dict[str, Any]]) -> bytes:
@@ -308,26 +328,19 @@ class _ToolWriter(_ResponseWriter):
         self.head = self._text(self._counted.head(response_of(job))) or HEARTBEAT
 
     @override
-    async def text(self, events: Sequence[PieceEvent]) -> bytes:
-        if not events and self._checks_load:
-            await check_loadable(self._services, self._job)
-        self._checks_load = self._checks_load and not events
-        parts: list[bytes] = []
-        for event in events:
-            match event:
-                case Pieces(Place(last), pieces):
-                    if self._after >= 0 and last - len(pieces) != self._last:
-                        raise restarted()  # the client may have pieces of an earlier run
-                    self._last = last
-                    parts += [self._part(read_part([one], self._job.model)) for one in pieces]
-                case Restarted():
-                    raise restarted()
-                case Missing(_, Place(last)):
-                    self._gap, self._last = True, last
-                case Ended(_, job):
-                    parts.append(await self._end(job))
-                    self.ended = True
-        return b"".join(parts)
+    def _pieces(self, last: int, pieces: Sequence[msgspec.Raw]) -> bytes:
+        if self._after >= 0 and last - len(pieces) != self._last:
+            raise restarted()  # the client may have pieces of an earlier run
+        self._last = last
+        return b"".join(self._part(read_part([one], self._job.model)) for one in pieces)
+
+    @override
+    def _restarted(self, at: int) -> None:
+        raise restarted()
+
+    @override
+    def _missing(self, last: int) -> None:
+        self._gap, self._last = True, last
 
     @override
     def error(self, error: HeadraceError) -> bytes:
@@ -338,15 +351,18 @@ class _ToolWriter(_ResponseWriter):
         if self._gap:
             return b""
         self._sent += len(part.text)
+        self._logprobs += len(part.logprobs or ())
         self._calls.add(part.tool_calls or ())
         return self._text(self._counted.part(part))
 
-    async def _end(self, job: Job) -> bytes:
+    @override
+    async def _tail(self, last: int, job: Job) -> bytes:
         response, found = await outcome_of(self._services, job)
         rest = b""
         if found is not None and (self._gap or not (self._sent or self._calls)):
             calls = self._calls.rest(found.tool_calls or ())
-            rest = self._text(self._counted.part(Part(found.text[self._sent :], None, calls)))
+            likely = found.logprobs and found.logprobs[self._logprobs :]
+            rest = self._text(self._counted.part(Part(found.text[self._sent :], likely, calls)))
             if self._gap and self._after >= 0:
                 # How many events the client has of the missing pieces is unknown.
                 rest, self._counted.number = b"", max(self._counted.number, self._after + 1)

@@ -33,7 +33,8 @@ _CODES: Final = {
 }
 #: The field at the beginning of a handler's message, such as "messages[1].content has …".
 _FIELD: Final = re.compile(
-    r"(messages|prompt|input|tools)(?:\[|: )|(logprobs|max_tokens|stop|seed|tool_choice): "
+    r"(messages|prompt|input|tools)(?:\[|: )|(chat_template_kwargs|echo|logit_bias|logprobs|"
+    r"max_tokens|min_tokens|stop|seed|tool_choice): "
 )
 
 

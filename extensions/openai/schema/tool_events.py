@@ -16,6 +16,7 @@ from extensions.openai.schema.responses import (
     OutputText,
     Response,
     queued_and_running,
+    text_of_part,
 )
 from extensions.openai.schema.tools import CallPart, item_of
 
@@ -30,7 +31,7 @@ class ToolEvents:
     def __init__(self, job_id: str) -> None:
         self.number = 0
         self._job_id = job_id
-        self._text: str | None = None
+        self._text: OutputText | None = None
         self._calls: list[CallPart] = []
         # How many items there are; the last one may be open: "text", "call", or "".
         self._items = 0
@@ -48,11 +49,14 @@ class ToolEvents:
         if part.text:
             if self._text is None:
                 yield from self._open_message()
-            if self._open == "text":
-                self._text = f"{self._text}{part.text}"
+            if self._text is not None and self._open == "text":
+                new = text_of_part(part)
+                self._text.text += new.text
+                self._text.logprobs += new.logprobs
                 yield self._event(
-                    "response.output_text.delta", **self._place(), delta=part.text, logprobs=[]
-                )
+                    "response.output_text.delta", **self._place(), delta=new.text,
+                    logprobs=new.logprobs,
+                )  # fmt: skip
         for call in part.tool_calls or ():
             if call.name:
                 yield from self._close()
@@ -80,7 +84,7 @@ class ToolEvents:
 
     def _open_message(self) -> Iterator[dict[str, Any]]:
         yield from self._close()
-        self._items, self._open, self._text = self._items + 1, "text", ""
+        self._items, self._open, self._text = self._items + 1, "text", OutputText(text="")
         item = OutputMessage(id=message_id(self._job_id), status="in_progress", content=[])
         yield self._event("response.output_item.added", **self._index(), item=item)
         yield self._event("response.content_part.added", **self._place(), part=OutputText(text=""))
@@ -89,11 +93,12 @@ class ToolEvents:
         status: Literal["completed", "incomplete"] = "completed" if complete else "incomplete"
         place = self._place()
         item: Any = None
-        if self._open == "text":
-            text = self._text or ""
-            part = OutputText(text=text)
+        if self._text is not None and self._open == "text":
+            part = self._text
             item = OutputMessage(id=message_id(self._job_id), status=status, content=[part])
-            yield self._event("response.output_text.done", **place, text=text, logprobs=[])
+            yield self._event(
+                "response.output_text.done", **place, text=part.text, logprobs=part.logprobs
+            )
             yield self._event("response.content_part.done", **place, part=part)
         elif self._open == "call":
             call = self._calls[-1]

@@ -10,6 +10,7 @@ import pytest
 
 from handlers.generation.calls import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, CallFormat
 from handlers.generation.chat import chat_tokens
+from handlers.generation.inputs import GenerationInput
 from handlers.generation.structure import closed
 from handlers.generation.tools import Tools, format_of, read_tools
 from handlers.language_model import INCLUDED, load_tokenizer
@@ -120,7 +121,9 @@ def tokenizer(included: Any) -> Any:
 def shown(tokenizer: Any, messages: list[dict[str, Any]], tools: Tools | None = None) -> str:
     """What the model reads of a chat."""
     form = format_of(tokenizer.chat_template, "auto")
-    tokens = chat_tokens(tokenizer, messages, 4096, lambda _: None, tools, form)
+    tokens = chat_tokens(
+        tokenizer, GenerationInput(messages=messages), 4096, lambda _: None, tools, form
+    )
     return str(tokenizer.decode(tokens, skip_special_tokens=False))
 
 
@@ -155,7 +158,9 @@ def test_other_templates_get_ordinary_messages(tokenizer: Any) -> None:
     assert shown(tokenizer, with_system).startswith("<|system|>Be brief.<|end|>")
     # A control token in a result, or in a description, is ordinary text.
     end = tokenizer.convert_tokens_to_ids("<|end|>")
-    tokens = chat_tokens(tokenizer, results, 4096, lambda _: None, read(NOW), HERMES)
+    tokens = chat_tokens(
+        tokenizer, GenerationInput(messages=results), 4096, lambda _: None, read(NOW), HERMES
+    )
     assert tokens.count(end) == 4
 
 

@@ -30,7 +30,13 @@ from extensions.openai.schema.conversations import (
     unpacked,
 )
 from extensions.openai.schema.errors import BadField
-from extensions.openai.schema.responses import Response, ResponseRequest, echo_of, response_of
+from extensions.openai.schema.responses import (
+    OutputMessage,
+    Response,
+    ResponseRequest,
+    echo_of,
+    response_of,
+)
 from headrace.errors import BrokerError, InvalidParameter, JobNotFound
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State
@@ -192,8 +198,9 @@ class _Conversations:
                 f"the response {job.id!r} has the status {response.status}",
                 "previous_response_id", hint="Continue one that is completed.",
             )  # fmt: skip
-        for text in (one for message in response.output for one in message.content):
-            text.logprobs = []  # no input of the next one
+        for item in response.output:
+            for text in item.content if isinstance(item, OutputMessage) else ():
+                text.logprobs = []  # no input of the next one
         output = msgspec.to_builtins(response.output)
         self._known[response_id] = found = [*await _kept_items(self._services, job), *output]
         return found

@@ -88,6 +88,29 @@ def test_a_batch_of_embeddings(batches: Batches) -> None:
     assert found.usage == alone.usage
 
 
+def test_rows_have_the_calls_of_single_answers(batches: Batches) -> None:
+    schema = {
+        "type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"],
+    }  # fmt: skip
+    function = {"name": "paint", "parameters": schema}
+    more = {"max_tokens": 90, "tool_choice": "required", "parallel_tool_calls": False}
+    asked = chat("a", "x", tools=[{"type": "function", "function": function}], **more)
+    good, _ = batches.both(batches.ended(batches.create([asked], CHAT)))
+    body = good["a"]["response"]["body"]
+    (choice,) = ChatCompletion.model_validate(body).choices
+    (alone,) = batches.client.chat.completions.create(**asked["body"]).choices
+    assert choice.finish_reason == alone.finish_reason == "tool_calls"
+    (call,), (other,) = choice.message.tool_calls, alone.message.tool_calls
+    assert call.function == other.function
+    assert call.id == f"call_{body['id']}"
+    flat = {"model": "docs", "input": "x", "tools": [{"type": "function", **function}]}
+    lines = [line("b", RESPONSES, **flat, tool_choice={"type": "function", "name": "paint"})]
+    good, _ = batches.both(batches.ended(batches.create(lines, RESPONSES)))
+    found = Response.model_validate(good["b"]["response"]["body"])
+    assert [one.type for one in found.output] == ["function_call"]
+    assert found.tools[0].type == "function"
+
+
 def test_a_batch_of_responses(batches: Batches) -> None:
     asked = {"model": "docs", "input": "What is zip?", "temperature": 0, "max_output_tokens": 20}
     lines = [

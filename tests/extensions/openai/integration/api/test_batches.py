@@ -100,7 +100,8 @@ def test_rows_have_the_calls_of_single_answers(batches: Batches) -> None:
     (choice,) = ChatCompletion.model_validate(body).choices
     (alone,) = batches.client.chat.completions.create(**asked["body"]).choices
     assert choice.finish_reason == alone.finish_reason == "tool_calls"
-    (call,), (other,) = choice.message.tool_calls, alone.message.tool_calls
+    made: Any = choice.message.tool_calls
+    (call,), (other,) = made, alone.message.tool_calls
     assert call.function == other.function
     assert call.id == f"call_{body['id']}"
     flat = {"model": "docs", "input": "x", "tools": [{"type": "function", **function}]}

@@ -1,4 +1,4 @@
-"""Tables that are printed row by row and written into docs/performance.md."""
+"""Tables that are printed row by row and written into a document, mostly docs/performance.md."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Backlog:
         return sum(own_count + version_count for free, own_count, version_count in both if free)
 
     def notified(self, place: Place, now: float, *, alone: bool, busy: bool) -> None:
-        """Note that a push has told of this place: a message may wait there.
+        """Note that a list has changed: a message may wait at this place.
 
         Args:
             alone: no other worker could take it.

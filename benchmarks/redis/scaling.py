@@ -4,7 +4,8 @@
 
 All processes share one machine, so the rates say nothing about a larger one. What a job costs the
 main thread of Redis does, as this thread is the limit of one Redis. *Calls* are those of scripts,
-each for one job or many. The last table shows what processes without jobs ask of Redis.
+each for one job or many. In the second table Redis is stopped for most of the time, so that it is
+the limit although the others have few cores. The last one shows what idle processes ask of Redis.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from benchmarks.common.http_load import WAIT, spread_load
 from benchmarks.common.inputs import BODY
 from benchmarks.common.systems import DURABLE, Cpu, answers, as_embedded, process
 from benchmarks.common.tables import Table, write_tables
+from benchmarks.redis.slowed import slowed
 from headrace.server.ports import free_port
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -36,6 +38,8 @@ T = TypeVar("T")
 DOC: Final = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 #: Keep-alive connections of clients to each API process.
 CONNECTIONS: Final = 16
+#: Redis runs for one millisecond of so many.
+SLOWED: Final = (1, 5, 17)
 IO_THREADS: Final = (1, 2, 4)
 
 
@@ -263,7 +267,7 @@ def least(running: Site, connections: int, plan: Plan) -> Row:
 
 
 def measure(running: Site, plan: Plan) -> tuple[list[Table], str]:
-    """Return the tables (loads, io-threads, idle processes), and what a job and a call take."""
+    """Return the tables (loads, slow Redis, io-threads, idle), and what a job and a call take."""
     loads = Table(
         "API processes", "workers", "connections", "jobs/s", "API, µs of CPU a job", "workers",
         "model processes", "Redis' main thread, of it kernel", "calls a job",
@@ -281,6 +285,13 @@ def measure(running: Site, plan: Plan) -> tuple[list[Table], str]:
     connections = CONNECTIONS * plan.apis
     for workers in _doubled(plan.workers)[1:]:
         load(plan.apis, workers, connections)
+    assert running.server.process is not None
+    limit = Table("Redis runs", "jobs/s", "its main thread, µs of CPU a job", "calls a job")
+    for times in SLOWED:
+        with slowed(running.server.process.pid, times):
+            row = least(running, connections, plan)
+        share = "always" if times == 1 else f"1 ms of {times}"
+        limit.add(share, f"{row.rate:,.0f}", f"{row.main_us:.0f}", f"{row.calls:.2f}")
     threads = Table("io-threads", "jobs/s", "Redis, µs of CPU a job", "its main thread")
     for count in IO_THREADS:
         running.redis.config_set("io-threads", count)
@@ -301,7 +312,7 @@ def measure(running: Site, plan: Plan) -> tuple[list[Table], str]:
     add_idle(idle, "each further worker", workers_idle, few_idle, max(1, plan.workers - 1))
     slope, constant = linear_regression([row.calls for row in rows], [row.main_us for row in rows])
     fit = f"of the main thread, a job takes {constant:.0f} µs and a call {slope:.0f} µs"
-    return [loads, threads, idle], fit
+    return [loads, limit, threads, idle], fit
 
 
 def _doubled(most: int) -> list[int]:

@@ -438,7 +438,7 @@ class Consumer:
     def _notified(self) -> None:
         now = time.monotonic()
         for model, place in self._places(self._notifications.read_changes()):
-            model.notified(place, now, alone=self._workers <= 1)
+            model.notified(place, now, self._workers)
         self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:

@@ -22,7 +22,9 @@ from workers.batching.batcher import Batcher
 WRONG_MAX: Final = 3
 #: After this many pushes in a row whose jobs other workers took, an idle worker does not claim at a
 #: push. It reads the length a moment later. Else each job would cost a claim of every idle worker.
+#: Where only few workers could claim, that moment would be worth more than their claims.
 VAIN_MAX: Final = 3
+FEW_WORKERS: Final = 4
 #: The least and the most of that moment, in seconds: an idle worker that claims at once has taken
 #: the job by then. The time is random, so that workers do not look together.
 IDLE_LOOK_S: Final = (0.0005, 0.002)
@@ -153,16 +155,16 @@ class Backlog:
         both = zip(room, own.waiting, version.waiting, strict=False)
         return sum(own_count + version_count for free, own_count, version_count in both if free)
 
-    def notified(self, place: Place, now: float, *, alone: bool, busy: bool) -> None:
+    def notified(self, place: Place, now: float, *, workers: int, busy: bool) -> None:
         """Note that a list has changed: a message may wait at this place.
 
         Args:
-            alone: no other worker could take it.
+            workers: how many could take it, with this one.
             busy: no replica is free for it.
         """
         queue = self.queues[place.queue]
-        if alone or not (busy or queue.vain >= VAIN_MAX):
-            queue.pushed = not alone
+        if workers <= 1 or not (busy or queue.vain >= VAIN_MAX):
+            queue.pushed = workers > FEW_WORKERS
             self.assume_waiting([place])
         else:
             after_s = random.uniform(*(BUSY_LOOK_S if busy else IDLE_LOOK_S))  # noqa: S311

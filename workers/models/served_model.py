@@ -246,12 +246,12 @@ class ServedModel:
         offline_next = place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.online
         return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
 
-    def notified(self, place: Place, now: float, *, alone: bool) -> None:
+    def notified(self, place: Place, now: float, workers: int) -> None:
         """Note that a list has changed, so that a message may wait there.
 
-        `alone` is whether no other worker could take it.
+        `workers` is how many there are.
         """
-        self._backlog.notified(place, now, alone=alone, busy=not self.takes_jobs)
+        self._backlog.notified(place, now, workers=workers, busy=not self.takes_jobs)
 
     def look_due(self, now: float) -> float:
         """Return when it wants to know again whether messages wait; infinity if it does now."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from math import inf
 
-from workers.models.backlog import BUSY_LOOK_S, IDLE_LOOK_S, OWN, VAIN_MAX, Backlog, Place
+from workers.models.backlog import (
+    BUSY_LOOK_S,
+    FEW_WORKERS,
+    IDLE_LOOK_S,
+    OWN,
+    VAIN_MAX,
+    Backlog,
+    Place,
+)
 
 NOW = 1000.0
 PLACE = Place(OWN, 0)
 ROOM = [8, 8, 8, 8]
+MANY = FEW_WORKERS + 1
 
 
-def claims(one: Backlog, *, alone: bool = False, busy: bool = False) -> bool:
+def claims(one: Backlog, *, workers: int = MANY, busy: bool = False) -> bool:
     """Whether it claims at once at a push."""
-    one.notified(PLACE, NOW, alone=alone, busy=busy)
+    one.notified(PLACE, NOW, workers=workers, busy=busy)
     return one.claimable
 
 
@@ -22,11 +31,11 @@ def came(one: Backlog, jobs: int) -> None:
     one.claim_answered(jobs, [0, 0, 0, 0], NOW)
 
 
-def vain(*, alone: bool = False) -> Backlog:
+def vain(*, workers: int = MANY) -> Backlog:
     """Its claims at pushes have brought nothing."""
     one = Backlog()
     for _ in range(VAIN_MAX):
-        assert claims(one, alone=alone)
+        assert claims(one, workers=workers)
         came(one, 0)
     return one
 
@@ -63,6 +72,11 @@ def test_a_busy_worker_leaves_the_job_to_idle_ones_until_it_is_idle_itself() -> 
 
 
 def test_a_worker_alone_claims_at_every_push() -> None:
-    assert claims(vain(alone=True), alone=True)
-    assert claims(Backlog(), alone=True, busy=True)
-    assert claims(vain(), alone=True), "the others have ended"
+    assert claims(vain(workers=1), workers=1)
+    assert claims(Backlog(), workers=1, busy=True)
+    assert claims(vain(), workers=1), "the others have ended"
+
+
+def test_one_of_few_workers_claims_at_every_push_while_it_is_idle() -> None:
+    assert claims(vain(workers=FEW_WORKERS), workers=FEW_WORKERS)
+    assert not claims(Backlog(), workers=FEW_WORKERS, busy=True)

@@ -15,6 +15,21 @@ from headrace.generator import Budget
 AHEAD: Final = 4
 
 
+@dataclass(slots=True)
+class CachedTokens:
+    """How many tokens of a prompt the cache had when an engine first read it.
+
+    If the prompt is put back, and read again later, its own tokens may be there: no saving.
+    """
+
+    count: int | None = None
+
+    def note(self, count: int) -> None:
+        """Take the count, if it is the first one."""
+        if self.count is None:
+            self.count = count
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What an engine continues.
@@ -25,6 +40,7 @@ class Prompt:
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
             None for no log probabilities.
         mask: which tokens can follow; it has read those of the answer in `tokens`.
+        cached: filled by an engine that keeps tokens for other prompts.
     """
 
     tokens: Sequence[int]
@@ -34,6 +50,7 @@ class Prompt:
     ignore_end: bool = False
     logprobs: int | None = None
     mask: Mask | None = None
+    cached: CachedTokens = field(default_factory=CachedTokens, compare=False)
 
 
 @dataclass(slots=True)

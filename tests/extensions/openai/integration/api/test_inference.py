@@ -25,6 +25,7 @@ from tests.extensions.openai.harness.batches import sdk
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
+from tests.integration.observability.test_metrics import samples
 
 HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
@@ -65,6 +66,24 @@ def test_a_chat_is_answered(client: Any, site: Site) -> None:
     job = site.shown(answer.id)
     assert job["result"]["text"] == choice.message.content
     assert answer._request_id == answer.id
+
+
+def test_usage_has_the_tokens_that_were_cached(client: Any, site: Site) -> None:
+    def counted() -> float:
+        return samples(site.api, "headrace_prompt_tokens_cached_total")["docs",]
+
+    before = counted()
+    system = {"role": "system", "content": "Answer like the help of Python. " * 20}
+    asked = [system, {"role": "user", "content": "What is zip?"}]
+    one, other = (
+        client.chat.completions.create(**{**chat(n=n), "messages": asked}).usage for n in (1, 2)
+    )
+    cached = other.prompt_tokens_details.cached_tokens
+    assert one.prompt_tokens_details.cached_tokens == 0
+    assert 0 < cached <= other.prompt_tokens
+    response = client.responses.create(model="docs", input=asked, max_output_tokens=16)
+    assert response.usage.input_tokens_details.cached_tokens == cached
+    wait_until(lambda: counted() == before + 3 * cached, "the tokens of each job are counted")
 
 
 def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:

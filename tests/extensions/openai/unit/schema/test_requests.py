@@ -11,7 +11,14 @@ from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from extensions.openai.schema.answers import Generation, Usage, read_generation, usage_of
+from extensions.openai.schema.answers import (
+    Generation,
+    PromptTokensDetails,
+    TokenCounts,
+    Usage,
+    read_generation,
+    usage_of,
+)
 from extensions.openai.schema.errors import openai_error, status_of
 from extensions.openai.schema.requests import (
     ChatRequest,
@@ -288,8 +295,9 @@ def test_each_job_of_several_texts_has_a_place() -> None:
 
 def test_a_prompt_with_several_answers_counts_once() -> None:
     request = chat(n=2)
-    found = [Generation("a", usage=Usage(5, 2, 7)), Generation("b", usage=Usage(5, 3, 8))]
-    assert usage_of(request, found) == Usage(5, 5, 10)
+    counts = [TokenCounts(5, 2, 7, 1), TokenCounts(5, 3, 8, 4)]
+    found = [Generation("a", usage=count) for count in counts]
+    assert usage_of(request, found) == Usage(5, 5, 10, PromptTokensDetails(1))
     assert usage_of(request, [found[0], Generation("b")]) is None
 
 

@@ -74,10 +74,10 @@ async def generation_of(services: Services, job: Job) -> Generation | None:
 async def outcome_of(services: Services, job: Job) -> tuple[Response, Generation | None]:
     """Return a response, and its text; one whose result is no text has failed."""
     try:
-        found = await generation_of(services, job)
+        generation = await generation_of(services, job)
     except InvalidParameter as error:
         return response_of(job, None, error.message), None
-    return response_of(job, found), found
+    return response_of(job, generation), generation
 
 
 class ItemsQuery(msgspec.Struct):
@@ -171,9 +171,9 @@ class _Conversations:
                 continue
         # The conversation of another response can have it, if its own one is gone.
         for items in self._known.values():
-            for one in items:
-                if one["id"] == item_id:
-                    return one
+            for item in items:
+                if item["id"] == item_id:
+                    return item
         raise BadField(
             f"input[{place}]: there is no item {item_id[:128]!r}", "input",
             hint=f"It never existed, or its response was deleted or has expired. {_AGAIN}",
@@ -193,14 +193,15 @@ class _Conversations:
                 "previous_response_id", hint="Continue one that is completed.",
             )  # fmt: skip
         output = msgspec.to_builtins(response.output)
-        self._known[response_id] = found = [*await _kept_items(self._services, job), *output]
-        return found
+        items = [*await _kept_items(self._services, job), *output]
+        self._known[response_id] = items
+        return items
 
 
 def drop_include(request: Request) -> None:
     """Drop what a query wants to include and no response here has."""
     parts = request.query_string.split(b"&")
-    request.query_string = b"&".join(one for one in parts if not _INCLUDE.match(one))
+    request.query_string = b"&".join(part for part in parts if not _INCLUDE.match(part))
 
 
 async def list_input_items(services: Services, request: Request, response_id: str) -> Reply:
@@ -211,7 +212,7 @@ async def list_input_items(services: Services, request: Request, response_id: st
     if query.order == "desc":
         items.reverse()
     if query.after:
-        places = [place for place, one in enumerate(items) if one["id"] == query.after]
+        places = [place for place, item in enumerate(items) if item["id"] == query.after]
         if not places:
             raise BadField(f"the response has no item {query.after[:128]!r}", "after")
         items = items[places[0] + 1 :]

@@ -178,14 +178,18 @@ def test_an_answer_that_goes_on_counts_no_tokens_of_its_own_as_cached() -> None:
         value = {"prompt": PREFIX, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
         asked = request(model, value)
         model.add("job", asked)
-        pieces = run(model, "job", 70)
-        tokens = [token for piece in pieces for token in piece.tokens]
+        before = run(model, "job", 70)
+        tokens = [token for piece in before for token in piece.tokens]
         model.cancel("job")
         model.add("job", asked, tokens)
-        assert run(model, "job")[-1].usage["cached_tokens"] == 0  # type: ignore[index]
+        after = run(model, "job")
+        assert after[-1].usage["cached_tokens"] == 0  # type: ignore[index]
         # In another process, which has had the same answer.
         model.add("other", request(model, value), tokens)
-        usage = run(model, "other")[-1].usage
+        again = run(model, "other")
+        assert text(after) == text(again)
+        assert text(before + after) == answer(model, value).text
+        usage = again[-1].usage
         assert usage is not None
         assert (usage["cached_tokens"], usage["prompt_tokens"]) == (100, 100)
     finally:

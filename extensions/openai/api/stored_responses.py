@@ -6,7 +6,6 @@ seen by the same API keys.
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Annotated, Any, Final, Literal
 
@@ -18,25 +17,20 @@ from api.routes.jobs.job import visible_job
 from api.services import Services
 from api.submission.decoding import read_query
 from extensions.openai.api.jobs import result_of
-from extensions.openai.redis import script
 from extensions.openai.redis.keys import ITEMS
 from extensions.openai.schema.answers import Generation, read_generation
 from extensions.openai.schema.conversations import (
     as_items,
-    packed,
     reference_of,
     responses_of,
-    shown_items,
     unpacked,
 )
 from extensions.openai.schema.errors import BadField
 from extensions.openai.schema.responses import Response, ResponseRequest, echo_of, response_of
-from headrace.errors import BrokerError, InvalidParameter, JobNotFound
+from headrace.errors import InvalidParameter, JobNotFound
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State
 from headrace.redis import keys
-
-logger = logging.getLogger(__name__)
 
 _AGAIN: Final = "Send the earlier messages in input."
 #: A parameter with which clients ask for more output; only this kind of it can be there.
@@ -98,17 +92,6 @@ class Items(msgspec.Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-async def keep_items(services: Services, asked: ResponseRequest, job: Job) -> None:
-    """Keep what a response was given, if it is stored. Without it nothing can continue it."""
-    if asked.store is False:
-        return
-    items = packed(shown_items(job.id, as_items(asked.input)))
-    try:
-        await services.queue.call(script("responses/keep").call([], job.id, items))
-    except BrokerError as error:
-        logger.warning("items of a response not kept: %s", error.message, extra={"job": job.id})
 
 
 async def _kept_items(services: Services, job: Job) -> list[dict[str, Any]]:

@@ -39,6 +39,7 @@ from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
 from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.operation import (
+    Demand,
     FailureGroups,
     Profile,
     Profiles,
@@ -211,6 +212,10 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", _MODELS + "/{model}", models.get_model, _READ, "get_model", models.ModelDetail,
         (errors.ModelNotFound,),
     ),
+    Operation(
+        "GET", _MODELS + "/{model}/demand", models.get_demand, _READ, "get_model_demand", Demand,
+        (errors.ModelNotFound,),
+    ),
     # Queues and dead letters have the jobs of all keys.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
@@ -302,7 +307,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
     Operation(
         "GET", "/ready", health.ready, Open.ALWAYS, "ready", health.Ready,
-        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable),
+        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable, errors.Stopping),
         (health.ReadyQuery,),
     ),
     Operation("GET", "/metrics", health.get_metrics, Open.METRICS, "metrics", media.METRICS),

@@ -12,7 +12,7 @@ import itertools
 import logging
 import queue
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -31,6 +31,8 @@ from transformers.generation.continuous_batching.scheduler import (
 from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
+from handlers.generation.penalties import Penalized, penalized
+from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
 from headrace.errors import InputError
 from headrace.generator import Budget
@@ -128,12 +130,14 @@ class _Running:
         returned: how many tokens of the answer `step` has returned.
         likelihoods: those that `step` has not returned, by the place of their token in the answer.
         error: its mask has failed.
+        penalized: what changes its logits.
     """
 
     prompt: Prompt
     returned: int = 0
     likelihoods: dict[int, Likelihood] = field(default_factory=dict)
     error: InputError | None = None
+    penalized: Penalized | None = None
 
 
 class ContinuousEngine(Engine):
@@ -201,7 +205,8 @@ class ContinuousEngine(Engine):
 
     @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
-        self._running[prompt_id] = _Running(prompt)
+        changed = prompt.penalized(self._end_tokens)
+        self._running[prompt_id] = _Running(prompt, penalized=changed)
         added = None
         try:
             added = self.manager.add_request(
@@ -209,7 +214,7 @@ class ContinuousEngine(Engine):
                 request_id=prompt_id,
                 max_new_tokens=prompt.max_tokens,
                 streaming=True,
-                eos_token_id=self._ends(prompt),
+                eos_token_id=prompt.ends(self._end_tokens),
             )
         finally:
             if added is None:  # it is stopped, or raised because its queue is full
@@ -217,8 +222,9 @@ class ContinuousEngine(Engine):
         if added is None:
             raise RuntimeError("continuous batching has stopped")
 
-    def _ends(self, prompt: Prompt) -> list[int]:
-        return [] if prompt.ignore_end else self._end_tokens
+    @override
+    def prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        return PromptScores(self.manager.model, tokens, likeliest)
 
     @override
     def lacks_memory(self) -> bool:
@@ -271,7 +277,8 @@ class ContinuousEngine(Engine):
         if output.error is not None:
             new.error = RuntimeError(output.error)
         else:
-            new.finish = "stop" if tokens[-1] in self._ends(running.prompt) else "length"
+            ends = running.prompt.ends(self._end_tokens)
+            new.finish = "stop" if tokens[-1] in ends else "length"
 
     @override
     def cancel(self, prompt_id: str) -> None:
@@ -304,6 +311,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         # The rows that want log probabilities, each with how many of the likeliest tokens.
         self._wanted: list[tuple[int, int, _Running]] = []
         self._masks: list[tuple[int, bytes]] = []
+        self._penalized: list[tuple[int, Penalized]] = []
 
     @override
     def fill_defaults(self, int32_tensor: Tensor) -> None:
@@ -311,7 +319,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
-        self._rows, self._wanted, self._masks = [], [], []
+        self._rows, self._wanted, self._masks, self._penalized = [], [], [], []
         for row, one in enumerate(requests_with_new_token):
             running = self._running.get(one.state.request_id)
             if running is None:
@@ -327,13 +335,18 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
                     self._masks.append((row, mask.bits()))
                 except InputError as error:  # it ends this answer alone
                     running.error = error
+            if (changed := running.penalized) is not None:
+                changed.read(one.state.generated_tokens[changed.count - prompt.position :])
+                self._penalized.append((row, changed))
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        result = adjusted(masked(scores, self._masks), self._rows)
+        result = penalized(masked(scores, self._masks), self._penalized)
+        result = adjusted(result, self._rows)
         if self._wanted:
-            found = likelihoods(scores, result, [(row, count) for row, count, _ in self._wanted])
+            wanted = [(row, count) for row, count, _ in self._wanted]
+            found = likelihoods(scores, result.argmax(dim=-1), wanted)
             for (row, _, running), one in zip(self._wanted, found, strict=True):
                 running.likelihoods[self._rows[row][1]] = one
         return result

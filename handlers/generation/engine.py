@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from handlers.generation.penalties import Penalized, Penalties
+from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling
 from handlers.generation.structure import Mask
 from headrace.generator import Budget
@@ -40,6 +42,8 @@ class Prompt:
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
             None for no log probabilities.
         mask: which tokens can follow; it has read those of the answer in `tokens`.
+        stop_tokens: further tokens that end the answer, also with `ignore_end`.
+        penalties: what changes the logits; None for nothing.
         cached: filled by an engine that keeps tokens for other prompts.
     """
 
@@ -50,7 +54,21 @@ class Prompt:
     ignore_end: bool = False
     logprobs: int | None = None
     mask: Mask | None = None
+    stop_tokens: Sequence[int] = ()
+    penalties: Penalties | None = None
     cached: CachedTokens = field(default_factory=CachedTokens, compare=False)
+
+    def ends(self, end_tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that end the answer, of a model with these end tokens."""
+        return [*(() if self.ignore_end else end_tokens), *self.stop_tokens]
+
+    def penalized(self, end_tokens: Sequence[int]) -> Penalized | None:
+        """Return what changes the logits of its answer."""
+        if self.penalties is None:
+            return None
+        first = len(self.tokens) - self.position
+        ends = self.ends(end_tokens)
+        return Penalized(self.penalties, self.tokens[:first], self.tokens[first:], ends)
 
 
 @dataclass(slots=True)
@@ -94,6 +112,15 @@ class Engine(ABC):
     @abstractmethod
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt for which there is room."""
+
+    @property
+    def has_prompt_scores(self) -> bool:
+        """Whether `prompt_scores` works."""
+        return self.has_logprobs
+
+    def prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        """Return what reads the log probabilities of a prompt, outside of the batch."""
+        raise NotImplementedError
 
     def lacks_memory(self) -> bool:
         """Return whether the prompts that run need more memory soon than there is."""

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.penalties import Penalties
 from headrace.errors import ConfigError
 from headrace.generator import Budget
 
@@ -96,16 +97,23 @@ class VllmEngine(Engine):
     @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         name = f"{prompt_id}/{next(self._numbers)}"
-        sampling = prompt.sampling
+        sampling, asked = prompt.sampling, prompt.penalties or Penalties()
         parameters = self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             seed=sampling.seed % _SEEDS,
             max_tokens=prompt.max_tokens,
+            min_p=sampling.min_p,
+            frequency_penalty=asked.frequency,
+            presence_penalty=asked.presence,
+            repetition_penalty=asked.repetition,
+            logit_bias=dict(asked.bias) or None,
+            # Tokens of the answer that are in the prompt count too.
+            min_tokens=max(0, asked.min_tokens - prompt.position),
             ignore_eos=prompt.ignore_end,
-            # vLLM has no tokenizer here that has them.
-            stop_token_ids=[] if prompt.ignore_end else self._end_tokens,
+            # vLLM has no tokenizer here that has the model's own.
+            stop_token_ids=prompt.ends(self._end_tokens),
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )

@@ -346,6 +346,7 @@ class ModelState(msgspec.Struct, frozen=True):
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         preprocess: where its `preprocess` runs, and why; "" for a generator.
+        held: how many jobs the worker has claimed and not settled.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -368,6 +369,7 @@ class ModelState(msgspec.Struct, frozen=True):
     processes: list[ProcessState] = []
     variant: str = ""
     preprocess: str = ""
+    held: int = 0
     generation: GenerationState | None = None
 
 

@@ -120,6 +120,7 @@ class RequestJobs:
     results. With an idempotency key they go on: the client may send the request again.
 
     Attributes:
+        asked: the request.
         answer_id: the id of the answer, which is that of the first job.
         request_id: the header that OpenAI's SDK shows as the id of the request.
     """
@@ -133,7 +134,7 @@ class RequestJobs:
     ) -> None:
         self._services = services
         self._request = request
-        self._asked = asked
+        self.asked = asked
         self._requests = requests
         self.count = len(requests)
         self.answer_id = requests[0].identity.job_id
@@ -188,7 +189,7 @@ class RequestJobs:
     ) -> Job:
         try:
             job = (await submit_and_wait(self._services, request, client.receive, math.inf)).job
-            check_success(job, self._asked.place_of(index, self.count))
+            check_success(job, self.asked.place_of(index, self.count))
         except BaseException:
             failed.append(index)
             raise

@@ -175,6 +175,8 @@ class _Conversations:
                 f"the response {job.id!r} has the status {response.status}",
                 "previous_response_id", hint="Continue one that is completed.",
             )  # fmt: skip
+        for text in (one for message in response.output for one in message.content):
+            text.logprobs = []  # no input of the next one
         output = msgspec.to_builtins(response.output)
         items = [*await _kept_items(self._services, job), *output]
         self._known[response_id] = items

@@ -32,7 +32,10 @@ _CODES: Final = {
     errors.Unauthorized.code: "invalid_api_key",
 }
 #: The field at the beginning of a handler's message, such as "messages[1].content has …".
-_FIELD: Final = re.compile(r"(messages|prompt|input)(?:\[|: )|(logprobs|max_tokens|stop|seed): ")
+_FIELD: Final = re.compile(
+    r"(messages|prompt|input)(?:\[|: )|"
+    r"(chat_template_kwargs|echo|logit_bias|logprobs|max_tokens|min_tokens|stop|seed): "
+)
 
 
 class BadField(InvalidParameter):

@@ -424,7 +424,7 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
         ({"prompt": [1, 2048]}, "prompt has a token above 2,047"),
         ({"prompt": "a", "temperature": 2.5}, "temperature: Expected `float` <= 2.0"),
         ({"prompt": "a", "temperature": "hot"}, "temperature: Expected `float"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: it is 0, which is only for echo"),
         ({"prompt": "a", "top_p": 0}, "top_p: Expected `float` > 0"),
         ({"prompt": "a", "logprobs": 21}, "logprobs: Expected `int` <= 20"),
         (

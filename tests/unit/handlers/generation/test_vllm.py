@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from handlers.generation.engine import NewTokens, Prompt
+from handlers.generation.penalties import Penalties
 from handlers.generation.sampling import Sampling
 from handlers.generation.vllm import VllmEngine
 from handlers.language_model import INCLUDED, LanguageModel
@@ -151,7 +152,9 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
         "skip_tokenizer_init": True, "disable_log_stats": True, "enable_prefix_caching": True,
     }  # fmt: skip
     engine.add("a", prompt(5))
-    engine.add("b", prompt(5, ignore_end=True))
+    penalties = Penalties(0.5, -0.5, 1.1, {7: 2.0}, min_tokens=3)
+    more: dict[str, Any] = {"penalties": penalties, "stop_tokens": [9], "position": 1}
+    engine.add("b", prompt(5, ignore_end=True, **more))
     allow(engine, 4)
     taken(engine, "a", "b")
     (one, first), (other, second) = fake(engine).prompts.values()
@@ -159,9 +162,14 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
     assert first.given == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": (1 << 70) % (1 << 63),
         "max_tokens": 6, "ignore_eos": False, "stop_token_ids": [END], "detokenize": False,
-        "output_kind": "delta",
+        "output_kind": "delta", "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+        "repetition_penalty": 1.0, "logit_bias": None, "min_tokens": 0,
     }  # fmt: skip
-    assert second.given == {**first.given, "ignore_eos": True, "stop_token_ids": []}
+    assert second.given == {
+        **first.given, "ignore_eos": True, "stop_token_ids": [9], "frequency_penalty": 0.5,
+        "presence_penalty": -0.5, "repetition_penalty": 1.1, "logit_bias": {7: 2.0},
+        "min_tokens": 2,
+    }  # fmt: skip
 
 
 def test_prompts_run_together_and_each_gets_its_own_tokens(engine: VllmEngine) -> None:

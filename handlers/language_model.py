@@ -5,7 +5,7 @@ An input is a text, which the model continues, or an object::
     {"messages": [{"role": "user", "content": "What is zip?"}], "max_tokens": 100, "temperature": 0}
 
 with `messages`, or a `prompt` (a text, or a list of tokens). A result is `{"text": ...,
-"finish_reason": "stop", "usage": {"prompt_tokens": 7, "completion_tokens": 16, ...}}`. With
+"finish_reason": "stop", "usage": {"prompt_tokens": 7, "cached_tokens": 0, ...}}`. With
 `logprobs` it also has `logprobs`, and each piece is `{"text": ..., "logprobs": [...]}`.
 """
 
@@ -71,6 +71,7 @@ class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     max_tokens: _Count = 256
     cache_tokens: _Count | None = None
     tool_format: tools.Format = "auto"
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -486,6 +487,8 @@ def _usage(answer: _Answer) -> dict[str, int]:
     prompt = len(answer.request.tokens)
     return {
         "prompt_tokens": prompt,
+        # Tokens of the answer, which was resumed, may have been there too.
+        "cached_tokens": min(answer.request.cached.count or 0, prompt),
         "completion_tokens": answer.count,
         "total_tokens": prompt + answer.count,
     }
@@ -560,7 +563,14 @@ def _engine(
     if options.engine == "vllm":
         from handlers.generation.vllm import VllmEngine
 
-        vllm = VllmEngine(folder, options.dtype, options.context, slots, end_tokens)
+        vllm = VllmEngine(
+            folder,
+            options.dtype,
+            options.context,
+            slots,
+            end_tokens,
+            prefix_cache=options.prefix_cache,
+        )
         return vllm, vllm.context
     from transformers import AutoModelForCausalLM
 
@@ -583,7 +593,8 @@ def _engine(
     from handlers.generation.continuous import ContinuousEngine
 
     cache = options.cache_tokens or _cache_tokens(model, slots * most)
-    return ContinuousEngine(model, end_tokens, cache, slots), most
+    engine = ContinuousEngine(model, end_tokens, cache, slots, prefix_cache=options.prefix_cache)
+    return engine, most
 
 
 def _cache_tokens(model: Any, useful: int) -> int:

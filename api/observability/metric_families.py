@@ -205,6 +205,9 @@ GENERATION_COUNTED: Final = {
     worker_report.PROMPT_TOKENS: _counter(
         "prompt_tokens", "Tokens of the prompts of requests that generators have ended."
     ),
+    worker_report.PROMPT_TOKENS_CACHED: _counter(
+        "prompt_tokens_cached", "Those of these tokens that the cache of the generator had."
+    ),
     worker_report.GENERATION_TOKENS: _counter(
         "generation_tokens", "Tokens of the answers to requests that generators have ended."
     ),

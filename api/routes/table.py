@@ -70,6 +70,7 @@ class Operation(NamedTuple):
         answers: its successful answers by status, or the only one; a type explains itself.
         problems: its errors, besides those that every such operation has.
         error: the type of its errors' JSON; None if they are problems.
+        status_of: returns the status of an error, if it is not the problem's own.
     """
 
     method: str
@@ -83,6 +84,7 @@ class Operation(NamedTuple):
     headers: Sequence[Header] = ()
     body: type | Body | None = None
     error: type[msgspec.Struct] | None = None
+    status_of: Callable[[type[errors.HeadraceError]], int] = lambda problem: problem.status
 
 
 def answer_headers(operation: Operation) -> list[Header]:

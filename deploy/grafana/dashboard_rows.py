@@ -250,6 +250,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 "Each second, of requests that have ended.",
                 [
                     (rate("prompt_tokens", "model"), "{{model}} in"),
+                    (rate("prompt_tokens_cached", "model"), "{{model}} in, cached"),
                     (rate("generation_tokens", "model"), "{{model}} out"),
                 ],
             ),

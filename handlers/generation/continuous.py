@@ -65,8 +65,11 @@ class _SchedulerState:
 class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
     """Gives each step to all answers that are written, and to prompts by turns."""
 
-    def __init__(self, state: _SchedulerState, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, state: _SchedulerState, running: Mapping[str, _Running], *args: Any, **options: Any
+    ) -> None:
         self._state = state
+        self._running = running
         self._cheapest_next = False
         super().__init__(*args, **options)
 
@@ -89,6 +92,13 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
         self._state.stuck = bool(lacking and not scheduled)
         fast, queries, reads = rest
         return (scheduled, fast, queries, reads) if scheduled else ([], fast, 0, 0)
+
+    @override
+    def _schedule_request(self, state: Any, *args: Any) -> None:
+        if (running := self._running.get(state.request_id)) is not None:
+            # Before the first step of a request these are the tokens of blocks that it shares.
+            running.prompt.cached.note(state.position_offset)
+        super()._schedule_request(state, *args)
 
     def _candidates(self, tokens: int) -> list[Any]:
         """Return the requests for a step of so many tokens, the first one first."""
@@ -136,11 +146,20 @@ class ContinuousEngine(Engine):
     Args:
         cache_tokens: for how many tokens there is memory.
         slots: the most prompts at a time.
+        prefix_cache: prompts that begin alike share their blocks.
     """
 
     can_pause: ClassVar[bool] = True
 
-    def __init__(self, model: Any, end_tokens: list[int], cache_tokens: int, slots: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        end_tokens: list[int],
+        cache_tokens: int,
+        slots: int,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
         self._page = _PAGE.get(model.device.type, _PAGE["cpu"])
         self._pages = max(1, cache_tokens // self._page)
         self._slots = slots
@@ -148,7 +167,7 @@ class ContinuousEngine(Engine):
         self._running: dict[str, _Running] = {}
         self._scheduler = _SchedulerState()
         scheduler_name = f"headrace {next(_SCHEDULER_NUMBERS)}"
-        SCHEDULER_MAPPING[scheduler_name] = partial(FairScheduler, self._scheduler)
+        SCHEDULER_MAPPING[scheduler_name] = partial(FairScheduler, self._scheduler, self._running)
         self._sampler = _Sampler(self._running)
         # The manager makes its processors of those of the model.
         model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
@@ -165,6 +184,7 @@ class ContinuousEngine(Engine):
                 use_async_batching=False,
                 use_cuda_graph=False,
                 per_request_processors=True,
+                allow_block_sharing=prefix_cache,
             ),
         )
         self.manager.logit_processor.tensors_required = 1

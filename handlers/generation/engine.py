@@ -17,6 +17,21 @@ from headrace.generator import Budget
 AHEAD: Final = 4
 
 
+@dataclass(slots=True)
+class CachedTokens:
+    """How many tokens of a prompt the cache had when an engine first read it.
+
+    If the prompt is put back, and read again later, its own tokens may be there: no saving.
+    """
+
+    count: int | None = None
+
+    def note(self, count: int) -> None:
+        """Take the count, if it is the first one."""
+        if self.count is None:
+            self.count = count
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """What an engine continues.
@@ -29,6 +44,7 @@ class Prompt:
         mask: which tokens can follow; it has read those of the answer in `tokens`.
         stop_tokens: further tokens that end the answer, also with `ignore_end`.
         penalties: what changes the logits; None for nothing.
+        cached: filled by an engine that keeps tokens for other prompts.
     """
 
     tokens: Sequence[int]
@@ -40,6 +56,7 @@ class Prompt:
     mask: Mask | None = None
     stop_tokens: Sequence[int] = ()
     penalties: Penalties | None = None
+    cached: CachedTokens = field(default_factory=CachedTokens, compare=False)
 
     def ends(self, end_tokens: Sequence[int]) -> list[int]:
         """Return the tokens that end the answer, of a model with these end tokens."""

@@ -39,7 +39,7 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, error_of
-from headrace.redis.scripts import pages_of
+from headrace.redis.scripts import Arg, pages_of
 from headrace.schema.lines import JobRequest
 from headrace.schema.serialization import raw_result
 
@@ -139,6 +139,10 @@ class RequestJobs:
         self.count = len(requests)
         self.answer_id = requests[0].identity.job_id
         self.request_id: Header = (b"x-request-id", self.answer_id.encode())
+
+    def add_fields(self, *fields: Arg) -> None:
+        """Add names and values to the record of each job."""
+        self._requests = [msgspec.structs.replace(one, fields=fields) for one in self._requests]
 
     async def wait(self) -> list[Job]:
         """Submit the jobs and wait until all of them have succeeded.

@@ -39,11 +39,12 @@ from extensions.openai.api.stored_responses import (
     continued,
     drop_include,
     generation_of,
-    keep_items,
     outcome_of,
     visible_response,
 )
+from extensions.openai.redis.keys import ITEMS
 from extensions.openai.schema.answers import Part, check_logprobs, read_part
+from extensions.openai.schema.conversations import as_items, packed, shown_items
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
@@ -80,10 +81,12 @@ class ResponseQuery(msgspec.Struct):
 async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
     """Create a response: wait for it, stream it, or let it go on in the background."""
     asked, jobs = await read_jobs(services, request, ResponseRequest, continued)
+    if asked.store is not False:
+        # Without them nothing can continue it.
+        jobs.add_fields(ITEMS, packed(shown_items(jobs.answer_id, as_items(asked.input))))
     try:
         waits = not (asked.stream or asked.background)
         (job,) = await (jobs.wait() if waits else jobs.submit())
-        await keep_items(services, asked, job)
         if asked.stream:
             try:
                 return await _start_stream(services, request, job, None, jobs)

@@ -33,12 +33,28 @@ from headrace.jobs.job import Count
 Finish = Literal["stop", "length", "tool_calls"]
 
 
+class PromptTokensDetails(msgspec.Struct):
+    """The tokens of the prompt that the model had in its cache."""
+
+    cached_tokens: Count = 0
+
+
 class Usage(msgspec.Struct):
     """The tokens of a request."""
 
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
+
+
+class TokenCounts(msgspec.Struct):
+    """The tokens of a job, as its result has them."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    cached_tokens: Count = 0
 
 
 class Token(msgspec.Struct, kw_only=True):
@@ -87,7 +103,7 @@ class Generation(Part):
     """
 
     finish_reason: str = "stop"
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
 
     @property
     def finish(self) -> Finish:
@@ -363,8 +379,9 @@ def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage |
     if len(usages) < len(found):
         return None
     prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
+    cached = sum(usage.cached_tokens for usage in usages[:: request.choices])
     new = sum(usage.completion_tokens for usage in usages)
-    return Usage(prompt, new, prompt + new)
+    return Usage(prompt, new, prompt + new, PromptTokensDetails(cached))
 
 
 def _job_id(answer_id: str, index: int) -> str:

@@ -82,7 +82,7 @@ def openai_error(error: HeadraceError) -> OpenAIError:
     return OpenAIError(ErrorDetail(message, kind, _param(error), _code(error)))
 
 
-def status_of(error: HeadraceError) -> int:
+def status_of(error: HeadraceError | type[HeadraceError]) -> int:
     """Return the status of an error: OpenAI's API has no 422, so it is a bad request there."""
     return _BAD_REQUEST if error.status == _UNPROCESSABLE else error.status
 

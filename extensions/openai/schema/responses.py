@@ -416,6 +416,7 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         if usage is None
         else ResponseUsage(
             input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.cached_tokens),
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),

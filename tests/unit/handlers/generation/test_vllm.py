@@ -76,7 +76,9 @@ class FakeLLM:
                 output = SimpleNamespace(
                     token_ids=new, finish_reason=self.finish if ended else None
                 )
-                yield SimpleNamespace(outputs=[output], finished=ended)
+                yield SimpleNamespace(
+                    outputs=[output], finished=ended, num_cached_tokens=len(tokens) - 1
+                )
         finally:
             self.left.append(request_id)
 
@@ -147,7 +149,7 @@ def taken(engine: VllmEngine, *ends: str) -> dict[str, NewTokens]:
 def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngine) -> None:
     assert fake(engine).arguments.given == {
         "model": "/model", "dtype": "auto", "max_model_len": 64, "max_num_seqs": SLOTS,
-        "skip_tokenizer_init": True, "disable_log_stats": True,
+        "skip_tokenizer_init": True, "disable_log_stats": True, "enable_prefix_caching": True,
     }  # fmt: skip
     engine.add("a", prompt(5))
     penalties = Penalties(0.5, -0.5, 1.1, {7: 2.0}, min_tokens=3)
@@ -232,7 +234,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         engine = model.engine
         assert isinstance(engine, VllmEngine)
         assert fake(engine).arguments.given["model"] == str(INCLUDED)
-        (asked,) = model.preprocess([{"prompt": [60], "max_tokens": 6}])
+        (asked,) = model.preprocess([{"prompt": [58, 59, 60], "max_tokens": 6}])
         allow(engine, 1)
         model.add("a", asked)
         pieces = list(wait_until(lambda: list(model.step()), "the first piece comes") or [])
@@ -242,7 +244,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         model.add("b", asked, tokens)
         wait_until(lambda: len(fake(engine).prompts) == 2, "it is added")
         given, parameters = list(fake(engine).prompts.values())[1]
-        assert given == [60, *tokens]
+        assert given == [58, 59, 60, *tokens]
         assert parameters.given["max_tokens"] == 6 - len(tokens)
         allow(engine, 2)
 
@@ -254,7 +256,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         text = "".join(piece.delta for piece in pieces if piece.delta)
         assert text == model.tokenizer.decode(list(range(61, 67)))
         assert pieces[-1].usage == {
-            "prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7
+            "prompt_tokens": 3, "cached_tokens": 2, "completion_tokens": 6, "total_tokens": 9
         }  # fmt: skip
     finally:
         model.engine.close()

@@ -25,6 +25,7 @@ from tests.extensions.openai.harness.batches import sdk
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
+from tests.integration.observability.test_metrics import samples
 
 HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
@@ -65,6 +66,24 @@ def test_a_chat_is_answered(client: Any, site: Site) -> None:
     job = site.shown(answer.id)
     assert job["result"]["text"] == choice.message.content
     assert answer._request_id == answer.id
+
+
+def test_usage_has_the_tokens_that_were_cached(client: Any, site: Site) -> None:
+    def counted() -> float:
+        return samples(site.api, "headrace_prompt_tokens_cached_total")["docs",]
+
+    before = counted()
+    system = {"role": "system", "content": "Answer like the help of Python. " * 20}
+    asked = [system, {"role": "user", "content": "What is zip?"}]
+    one, other = (
+        client.chat.completions.create(**{**chat(n=n), "messages": asked}).usage for n in (1, 2)
+    )
+    cached = other.prompt_tokens_details.cached_tokens
+    assert one.prompt_tokens_details.cached_tokens == 0
+    assert 0 < cached <= other.prompt_tokens
+    response = client.responses.create(model="docs", input=asked, max_output_tokens=16)
+    assert response.usage.input_tokens_details.cached_tokens == cached
+    wait_until(lambda: counted() == before + 3 * cached, "the tokens of each job are counted")
 
 
 def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:
@@ -335,9 +354,8 @@ def test_a_model_that_cannot_go_on_ends_the_stream(client: Any, tmp_path: Path) 
     assert answer.usage is None
 
 
-@pytest.mark.slow
-def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) -> None:
-    asked = chat("What is zip?", max_tokens=400, **PENALTIES)
+def same_over_a_kill(client: Any, site: Site, asked: dict[str, Any]) -> None:
+    """The answer is the same if its process is killed while it writes."""
     expected = client.chat.completions.create(**asked).choices[0].message.content
     for _ in range(10):
         with client.chat.completions.create(**asked, stream=True) as stream:
@@ -349,6 +367,12 @@ def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) ->
         if site.shown(chunks[0].id)["attempts"] == 2:
             return  # else it had ended before the kill
     raise AssertionError("each of ten answers ended before the process was killed")
+
+
+@pytest.mark.slow
+def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) -> None:
+    asked = chat("What is zip?", max_tokens=400, **PENALTIES)
+    same_over_a_kill(client, site, asked)
 
 
 SHAPE = {
@@ -363,18 +387,7 @@ def test_an_answer_fits_its_schema_over_a_kill(client: Any, site: Site) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "words", "schema": SHAPE}}
     asked = chat(max_tokens=600, response_format=shape)
     asked["extra_body"] = {"seed": 1}
-    expected = client.chat.completions.create(**asked).choices[0].message.content
-    for _ in range(10):
-        with client.chat.completions.create(**asked, stream=True) as stream:
-            chunks = [next(stream), next(stream)]
-            (pid,) = site.worker.states()["docs"]["pids"]
-            os.kill(pid, signal.SIGKILL)
-            chunks += stream
-        assert texts(chunks) == {0: expected}
-        if site.shown(chunks[0].id)["attempts"] == 2:
-            break  # else it had ended before the kill
-    else:
-        raise AssertionError("each of ten answers ended before the process was killed")
+    same_over_a_kill(client, site, asked)
     answer = client.responses.create(
         model="docs", input="zip?", text={"format": {"type": "json_schema", "name": "c",
         "schema": {"enum": ["red", "blue"]}}},

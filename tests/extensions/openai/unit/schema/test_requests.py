@@ -14,6 +14,8 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 from extensions.openai.schema.answers import (
     Completion,
     Generation,
+    PromptTokensDetails,
+    TokenCounts,
     Usage,
     answer,
     read_generation,
@@ -362,8 +364,9 @@ def test_each_job_of_several_texts_has_a_place() -> None:
 
 def test_a_prompt_with_several_answers_counts_once() -> None:
     request = chat(n=2)
-    found = [Generation("a", usage=Usage(5, 2, 7)), Generation("b", usage=Usage(5, 3, 8))]
-    assert usage_of(request, found) == Usage(5, 5, 10)
+    counts = [TokenCounts(5, 2, 7, 1), TokenCounts(5, 3, 8, 4)]
+    found = [Generation("a", usage=count) for count in counts]
+    assert usage_of(request, found) == Usage(5, 5, 10, PromptTokensDetails(1))
     assert usage_of(request, [found[0], Generation("b")]) is None
 
 

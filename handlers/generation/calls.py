@@ -116,13 +116,13 @@ class CallParser:
 
     Args:
         names: those of the tools.
-        most: how many calls count.
+        most: how many calls count; None for all.
 
     Attributes:
         count: how many calls have begun.
     """
 
-    def __init__(self, form: CallFormat, names: Set[str], most: int) -> None:
+    def __init__(self, form: CallFormat, names: Set[str], most: int | None = None) -> None:
         self._form = form
         self._names = names
         mark = re.escape(form.mark)
@@ -242,7 +242,7 @@ class CallParser:
             self._arguments.find(found.arguments)
 
     def _counts(self, index: int) -> bool:
-        return index < self._most
+        return self._most is None or index < self._most
 
     def _read_arguments(self, arguments: _ObjectEnd, text: str, at: int) -> int:
         end = arguments.find(text, at)

@@ -93,17 +93,18 @@ class Tools:
     Attributes:
         places: of those that can be called; a named one alone.
         forced: the answer must be a call.
-        most: how many calls it can have.
+        parallel: it can have several calls.
     """
 
     functions: Sequence[Function]
     places: Sequence[int]
     forced: bool
-    most: int
+    parallel: bool
 
     def parser(self, form: CallFormat) -> CallParser:
         """Return a parser for an answer."""
-        return CallParser(form, {self.functions[n].name for n in self.places}, self.most)
+        names = {self.functions[n].name for n in self.places}
+        return CallParser(form, names, None if self.parallel else 1)
 
     def shape(self, form: CallFormat, answer: Shape | None) -> Shape | None:
         """Return what the answer must be; None for any text.
@@ -117,8 +118,8 @@ class Tools:
         if not self.forced and answer is None:
             return None
         calls = f"{_literal(form.opening)}call"
-        if self.most > 1:
-            calls += f" ({_literal(form.separator)}call){{0,{self.most - 1}}}"
+        if self.parallel:
+            calls += f" ({_literal(form.separator)}call){{0,{_CALLS_MAX - 1}}}"
         calls += _literal(form.closing)
         rules = [f"start: {calls}", "call: " + " | ".join(f"call{n}" for n in self.places)]
         rules += [f"call{n}: {_call_rule(form, self.functions[n])}" for n in self.places]
@@ -197,13 +198,12 @@ def read_tools(tools: Any, choice: Any, *, parallel: bool) -> Tools | None:
         if function.parameters and function.parameters.get("type", "object") != "object":
             raise InputError(f"tools[{place}].function.parameters is no schema of an object")
     if not isinstance(choice, _Named):
-        most = _CALLS_MAX if parallel else 1
-        forced = choice == "required"
-        return None if choice == "none" else Tools(functions, range(len(places)), forced, most)
+        found = Tools(functions, range(len(places)), choice == "required", parallel)
+        return None if choice == "none" else found
     name = choice.function.name
     if name not in places:
         raise InputError(f"tool_choice.function.name: there is no tool {name!r}; name one of tools")
-    return Tools(functions, [places[name]], forced=True, most=1)
+    return Tools(functions, [places[name]], forced=True, parallel=False)
 
 
 def _misfit(place: str, error: msgspec.ValidationError) -> InputError:

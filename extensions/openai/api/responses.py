@@ -332,7 +332,7 @@ class _ToolWriter(_ResponseWriter):
 
     @override
     def _pieces(self, last: int, pieces: Sequence[msgspec.Raw]) -> bytes:
-        if self._after >= 0 and last - len(pieces) != self._last:
+        if self._after > 1 and last - len(pieces) != self._last:
             raise restarted()  # the client may have pieces of an earlier run
         self._last = last
         return b"".join(self._part(read_part([one], self._job.model)) for one in pieces)
@@ -369,4 +369,7 @@ class _ToolWriter(_ResponseWriter):
             if self._gap and self._after >= 0:
                 # How many events the client has of the missing pieces is unknown.
                 rest, self._counted.number = b"", max(self._counted.number, self._after + 1)
-        return rest + self._text(self._counted.tail(response, found))
+        rest += self._text(self._counted.tail(response, found))
+        if self._after >= self._counted.number:
+            raise restarted()  # it has no such event
+        return rest

@@ -125,7 +125,7 @@ class SentCalls:
     def add(self, parts: Sequence[CallPart]) -> None:
         """Count parts that are sent."""
         for one in parts:
-            if one.name:
+            if one.name or not self._lengths:
                 self._lengths.append(0)
             self._lengths[-1] += len(one.arguments)
 

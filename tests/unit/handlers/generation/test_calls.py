@@ -21,7 +21,7 @@ PARIS, UTC = '{"city": "Pa\\"r}is", "days": [1, {"a": null}]}', '{"zone":"UTC"}'
 TWO = [("weather", PARIS), ("time.now", UTC)]
 
 
-def read(form: CallFormat, *parts: str, most: int = 9) -> tuple[str, list[Any]]:
+def read(form: CallFormat, *parts: str, most: int | None = None) -> tuple[str, list[Any]]:
     """The text and the calls of an answer that comes in parts."""
     parser = CallParser(form, NAMES, most)
     text, calls = "", list[Any]()
@@ -90,7 +90,7 @@ def test_calls_are_found_however_the_text_comes(
 @pytest.mark.parametrize(("form", "answer"), [(form, answer) for form, answer, *_ in ANSWERS])
 def test_another_process_goes_on_where_one_stopped(form: CallFormat, answer: str) -> None:
     for at in range(len(answer)):
-        first, second = CallParser(form, NAMES, 9), CallParser(form, NAMES, 9)
+        first, second = CallParser(form, NAMES), CallParser(form, NAMES)
         for char in answer[:at]:
             first.read(char)
         second.read(answer[:at])
@@ -100,7 +100,7 @@ def test_another_process_goes_on_where_one_stopped(form: CallFormat, answer: str
 
 
 def test_a_call_streams_its_name_and_then_its_arguments() -> None:
-    parser = CallParser(HERMES, NAMES, 9)
+    parser = CallParser(HERMES, NAMES)
     pieces = [parser.read(char) for char in f"a {HERMES.calls(TWO)}"]
     found = [one for piece in pieces for one in piece.get("tool_calls", ())]
     assert found[:2] == [

@@ -127,6 +127,7 @@ def test_chunks_are_the_same_calls(client: Any) -> None:
     assert [one["id"] for one in calls] == [f"call_{bare}", f"call_{bare}.c1"]
 
 
+@pytest.mark.slow
 def test_a_killed_process_does_not_change_the_call(client: Any, site: Site) -> None:
     asked = chat(max_tokens=600, tools=[LIST], tool_choice=NAMED)
     (expected,) = client.chat.completions.create(**asked).choices[0].message.tool_calls
@@ -225,6 +226,8 @@ def test_the_events_of_calls_are_numbered_alike_each_time(client: Any, site: Sit
         rest = client.responses.retrieve(done[0].id.replace("msg_", "resp_"), stream=True,
                                          starting_after=after)  # fmt: skip
         assert list(rest) == events[after + 1 :]
+    (error,) = client.responses.retrieve(f"resp_{bare}", stream=True, starting_after=10_000)
+    assert (error.type, error.sequence_number) == ("error", 10_001)
     # Without its pieces, a stream has the items of the result.
     site.client.redis.delete(keys.pieces(f"resp_{bare}"))
     again = list(client.responses.retrieve(f"resp_{bare}", stream=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -233,6 +234,29 @@ def test_the_events_of_calls_are_numbered_alike_each_time(client: Any, site: Sit
     again = list(client.responses.retrieve(f"resp_{bare}", stream=True))
     assert [one.item for one in again if one.type == "response.output_item.done"] == done
     assert again[-1].response == events[-1].response
+
+
+def test_calls_whose_pieces_are_not_kept_come_at_the_end(
+    client: Any, site: Site, tmp_path: Path
+) -> None:
+    given = json.dumps({"pieces": CALLS, "until": str(tmp_path)})
+    made = client.responses.create(model="calls", input=given, tools=[FLAT], background=True)
+    marks = ["text.delta", "text.delta", "item.added", "arguments.delta", "arguments.delta"]
+    with client.responses.retrieve(made.id, stream=True) as stream:
+        for n, mark in enumerate(marks):  # each in an entry of its own
+            (tmp_path / str(n)).touch()
+            next(one for one in stream if one.type.endswith(mark))
+        whole = list(stream)[-1].response
+    assert len(whole.output) == 3
+    site.client.redis.xtrim(keys.pieces(made.id), minid="3-0", approximate=False)
+    events = list(client.responses.retrieve(made.id, stream=True))
+    assert [one.sequence_number for one in events] == [*range(len(events))]
+    done = [one.item for one in events if one.type == "response.output_item.done"]
+    assert done == events[-1].response.output == whole.output
+    # A client with a part gets the last events.
+    (*_, last) = client.responses.retrieve(made.id, stream=True, starting_after=7)
+    assert last.response.output == whole.output
+    assert last.sequence_number > 7
 
 
 def test_a_response_without_calls_is_a_message(client: Any) -> None:

@@ -78,6 +78,7 @@ GPU = {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "rules": {"enabled": True}, "dashboard": {"enabled": True},
     },
+    "networkPolicy": {"apiFrom": [{"namespaceSelector": {}}]},
     "test": {"model": "digits"},
 }  # fmt: skip
 SMALL = {
@@ -382,6 +383,11 @@ def test_a_model_runs_in_the_pool_that_lists_it(tmp_path: Path) -> None:
         for pool, labels in pools.items()
     }
     assert served == {"cpu": set(), "gpu": {"writer"}, "mig": {"slow", "digits"}}
+    strategies = {
+        name: one["spec"].get("strategy") for name, one in by_kind(objects, "Deployment").items()
+    }
+    assert strategies["headrace-worker-gpu"]["rollingUpdate"]["maxSurge"] == 0
+    assert strategies["headrace-worker-cpu"] is None
     (plain,) = [
         container for name, (_, container) in ours(rendered(SMALL)).items() if "-worker-" in name
     ]
@@ -459,6 +465,27 @@ def test_scaling_asks_for_the_demand_of_each_model() -> None:
     assert container["command"] == ["headrace", "worker", "--exit-when-idle", "30"]
     assert container["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == 1
     assert job["spec"]["scalingStrategy"] == {"strategy": "default"}
+
+
+def test_only_this_release_reaches_redis_and_nothing_reaches_workers() -> None:
+    objects = rendered({**GPU, "redis": {"server": {"enabled": True}}})
+    own = {"podSelector": {"matchLabels": {
+        "app.kubernetes.io/name": "headrace", "app.kubernetes.io/instance": "headrace",
+    }}}  # fmt: skip
+    admitted: dict[str, list[Any]] = {}
+    for name, one in by_kind(objects, "NetworkPolicy").items():
+        for pod_name, pod in pods(objects).items():
+            wanted = one["spec"]["podSelector"]["matchLabels"].items()
+            if wanted <= pod["metadata"]["labels"].items():
+                admitted.setdefault(pod_name, []).extend(one["spec"].get("ingress", []))
+        assert one["spec"]["policyTypes"] == ["Ingress"], name
+    assert admitted.keys() == pods(objects).keys()
+    assert {name: rules for name, rules in admitted.items() if rules} == {
+        "headrace-redis": [{"ports": [{"port": "redis"}], "from": [own]}],
+        # The runner and `helm test` are of this release.
+        "headrace-api": [{"ports": [{"port": "http"}], "from": [own, {"namespaceSelector": {}}]}],
+        "headrace-flower": [{"ports": [{"port": "http"}]}],
+    }
 
 
 def test_monitoring_is_what_deploy_has() -> None:

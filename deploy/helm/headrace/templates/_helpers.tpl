@@ -269,6 +269,9 @@ failureThreshold: 3
 {{- if not $open }}
 {{- range $name, $_ := $v.models }}{{ if not (has $name (include "headrace.listed" $ | fromJsonArray)) }}{{ fail (printf "the model %s is in no pool: add it to the `models` of one, or add a pool without `models`" $name) }}{{ end }}{{ end }}
 {{- end }}
+{{- $key := $v.keda.existingSecret }}{{ range $v.keys }}{{ if eq .name "metrics" }}{{ $key = .name }}{{ end }}{{ end }}
+{{- $asks := or $v.monitoring.serviceMonitor.enabled (regexMatch `"scale":"(object|job)"` (list $v.workers $v.workerDefaults | toJson)) }}
+{{- if and $asks (not $key) (ne (toString $v.settings.auth) "off") }}{{ fail "KEDA and Prometheus need an API key: add the key metrics to `keys`, or set keda.existingSecret" }}{{ end }}
 {{- range $pool := $v.workers }}
 {{- if gt (len (printf "%s-worker-%s" (include "headrace.fullname" $) .name)) 46 }}{{ fail (printf "workers: the pool %s makes names of pods that are too long for a host's name: shorten it, or the release's" .name) }}{{ end }}
 {{- end }}

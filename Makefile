@@ -44,7 +44,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi torchserve wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests kube-tools torchserve wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -86,6 +86,12 @@ demo: $(INSTALLED)  ## Run the whole system, classify images, ask a language mod
 
 openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of it
 	@$(PY) -m api.openapi docs/openapi.json
+
+manifests: $(DEV_STAMP)  ## Write deploy/kubernetes from the Helm chart, after a change of it
+	@$(PY) -m tests.harness.deploy.helm manifests
+
+kube-tools: $(DEV_STAMP)  ## Bring helm and kubectl for the tests of the chart, where there are none
+	@$(PY) -m tests.harness.deploy.helm
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

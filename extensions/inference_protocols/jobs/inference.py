@@ -1,0 +1,230 @@
+"""A request to infer as a job: which model and options it is for, its wait, and its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from api.http.bodies import Payload, media_type, typed_input
+from api.http.messages import ClientGone, Receive
+from api.routes.jobs.submission import AcceptedJob, submit, submit_and_wait
+from api.services import Services
+from api.submission.job_request import (
+    HeaderOf,
+    JobIdentity,
+    ValidatedRequest,
+    identity_of,
+    request_from_input,
+    route,
+    with_details,
+    with_trace,
+)
+from extensions.inference_protocols.tensors.datatypes import BYTES, joined
+from extensions.inference_protocols.tensors.declarations import OUTPUT, declaration_of
+from extensions.inference_protocols.tensors.envelope import Tensor, read_outputs
+from extensions.inference_protocols.tensors.requests import (
+    InferRequest,
+    check,
+    element_of,
+    envelope_of,
+)
+from headrace.access.api_key import EVERYBODY, Caller
+from headrace.config.inputs.tensors import TENSORS_TYPE
+from headrace.config.model.catalog import ModelConfig
+from headrace.errors import (
+    BY_CODE,
+    BrokerError,
+    HandlerError,
+    HeadraceError,
+    InvalidRequest,
+    JobTimeout,
+    ModelNotFound,
+)
+from headrace.jobs.job import Job, State, error_of
+from headrace.jobs.options import DEFAULT_OPTIONS, MAX_WAIT_FOR_START_S, JobOptions
+from headrace.jobs.trace_context import Trace
+from headrace.jobs.values.encoding import binary_input
+from headrace.schema.serialization import raw_result
+
+#: Parameters of a request that belong to the protocol.
+_SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
+#: The least important priority of a job.
+_PRIORITY_MAX: Final = 9
+_US_PER_S: Final = 1_000_000
+
+
+class Unsupported(InvalidRequest, status=501):
+    """The protocol has it, and this server does not."""
+
+
+def _no_header(_: bytes) -> bytes:
+    return b""
+
+
+class Call(NamedTuple):
+    """Where a request comes from.
+
+    Attributes:
+        header: returns a header by its name in lower case.
+        key: its idempotency key; "" for none.
+        receive: of the request, to notice that its client hangs up; None if the caller's task is
+            cancelled then.
+    """
+
+    caller: Caller = EVERYBODY
+    header: HeaderOf = _no_header
+    key: str = ""
+    receive: Receive | None = None
+    trace: Trace | None = None
+
+
+async def model_for(services: Services, name: str, version: str = "") -> ModelConfig:
+    """Return a model, or a version of it; "1" also names the version 1.0.
+
+    Raises:
+        ModelNotFound: it is unknown.
+    """
+    try:
+        model = services.catalog.get(name)
+    except ModelNotFound:
+        raise ModelNotFound(f"Request for unknown model: '{name[:256]}' is not found") from None
+    if not version:
+        return model
+    statuses = services.model_statuses
+    await statuses.refresh()
+    known = statuses.versions(model)
+    found = next((one for one in (version, f"{version}.0") if one in known), None)
+    if found is None:
+        raise ModelNotFound(
+            f"Request for unknown model: '{model.name}' version {version[:64]} is not found"
+        )
+    return statuses.for_version(model, found)
+
+
+def job_request(
+    services: Services, call: Call, model: ModelConfig, request: InferRequest
+) -> ValidatedRequest:
+    """Check a request, and return its job.
+
+    Raises:
+        InvalidRequest, InvalidInput, InvalidId: it does not fit the model.
+    """
+    identity = identity_of(None, call.key, owner=call.caller.key_id)
+    shadow = None
+    if model.traffic is not None and not model.asked_version:
+        statuses = services.model_statuses
+        model, shadow = route(model, statuses, identity.job_id, None, call.header)
+    validated = _with_input(services, call, model, request, identity)
+    if model.parameters or model.headers:
+        given = {
+            name: value for name, value in request.parameters.items() if name in model.parameters
+        }
+        validated = with_details(validated, given, call.header)
+    if shadow is not None:
+        validated = msgspec.structs.replace(validated, shadow=shadow)
+    services.input_checks.check(validated)
+    return with_trace(validated, call.trace)
+
+
+def _with_input(
+    services: Services, call: Call, model: ModelConfig, request: InferRequest, identity: JobIdentity
+) -> ValidatedRequest:
+    declared = declaration_of(model)
+    rows = check(request, declared)
+    limit_bytes = services.settings.inline_limit_bytes
+    given: bytes | Payload
+    if declared.native:
+        value, kind = element_of(request)
+        given = typed_input(value, kind, media_type(kind), limit_bytes)
+    else:
+        body, kind = envelope_of(request, rows)
+        given = Payload(body, kind) if len(body) > limit_bytes else binary_input(body, kind)
+    options, version = _options(request), model.asked_version or None
+    return request_from_input(model, given, options, identity, call.caller, version)
+
+
+def _options(request: InferRequest) -> JobOptions:
+    if not request.parameters:
+        return DEFAULT_OPTIONS
+    parameters = request.parameters
+    if parameters.get(_SEQUENCE) not in (None, 0, "", "0"):
+        raise Unsupported(
+            f"{request.about}sequence_id is not supported: each request may run in another process"
+        )
+    chosen: dict[str, Any] = {}
+    for name in (_PRIORITY, _TIMEOUT):
+        value = parameters.get(name, 0)
+        if type(value) is not int or value < 0:
+            raise InvalidRequest(f"{request.about}parameter '{name}' is no number from 0 on")
+        chosen[name] = value
+    priority, timeout_us = chosen[_PRIORITY], chosen[_TIMEOUT]
+    return JobOptions(
+        priority=min(_PRIORITY_MAX, priority - 1) if priority else DEFAULT_OPTIONS.priority,
+        expires=min(timeout_us / _US_PER_S, MAX_WAIT_FOR_START_S) if timeout_us else None,
+    )
+
+
+async def submit_job(services: Services, request: ValidatedRequest) -> AcceptedJob:
+    """Submit a job whose client does not wait; errors as for `run`."""
+    try:
+        return await submit(services, request)
+    except HeadraceError as error:
+        services.counters.refused(request.model.name, error.code)
+        raise
+
+
+async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
+    """Submit a job and wait for its end. If its client goes, or waits too long, it is cancelled.
+
+    Raises:
+        ClientGone: the client hung up.
+        JobTimeout: it has not ended within `max_wait_s`.
+        HeadraceError: it is refused, or Redis does not answer.
+    """
+    wait_s = services.settings.max_wait_s
+    try:
+        job, _ = await submit_and_wait(services, request, call.receive or _never, wait_s)
+    except (ClientGone, asyncio.CancelledError):
+        await asyncio.shield(cancel(services, request))
+        raise
+    except HeadraceError as error:
+        services.counters.refused(request.model.name, error.code)
+        raise
+    if not job.state.final:
+        await cancel(services, request)
+        raise JobTimeout(f"the job {job.id} did not end within max_wait_s, {wait_s:g} s")
+    return job
+
+
+async def _never() -> Any:
+    """Receive nothing: the task of the caller is cancelled when its client goes."""
+    await asyncio.Event().wait()
+
+
+async def cancel(services: Services, request: ValidatedRequest) -> None:
+    """Cancel a job that no client waits for; one with an idempotency key goes on."""
+    if not request.identity.chosen:
+        with contextlib.suppress(BrokerError):
+            await services.queue.cancel_one(request.identity.job_id)
+
+
+async def outputs_of(services: Services, job: Job) -> list[Tensor]:
+    """Return the outputs of a job that has ended.
+
+    Raises:
+        HeadraceError: the job has failed, or its result cannot be read.
+    """
+    if job.state is not State.SUCCEEDED:
+        failure = error_of(job)
+        code, message = (failure.type, failure.message) if failure else ("error", "the job failed")
+        raise BY_CODE.get(code, HandlerError)(message)
+    if job.stored is not None:
+        body, kind = await services.input_store.read_whole(job.stored), job.stored.content_type
+    else:
+        body, kind = raw_result(job) or (b"null", "")
+    if kind.partition(";")[0] == TENSORS_TYPE:
+        return read_outputs(body, kind)
+    return [Tensor(OUTPUT.name, BYTES, [1], joined([body]))]

@@ -1,0 +1,111 @@
+"""Triton's own HTTP client against a real server, with real workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.harness.servers.api_server import ApiServer
+
+
+@pytest.fixture
+def client(api: ApiServer) -> Iterator[triton.InferenceServerClient]:
+    with triton.InferenceServerClient(api.url.removeprefix("http://")) as found:
+        yield found
+
+
+def given(name: str, datatype: str, array: Any, *, binary: bool = True) -> triton.InferInput:
+    found = triton.InferInput(name, list(array.shape), datatype)
+    found.set_data_from_numpy(array, binary_data=binary)
+    return found
+
+
+ONES = np.ones((2, 16), np.int32)
+COUNT = np.arange(32, dtype=np.int32).reshape(2, 16)
+
+
+@pytest.mark.parametrize("compression", [None, "gzip", "deflate"])
+def test_raw_tensors_and_lists_go_together(
+    client: triton.InferenceServerClient, compression: str | None
+) -> None:
+    found = client.infer(
+        "simple",
+        [given("INPUT0", "INT32", COUNT), given("INPUT1", "INT32", ONES, binary=False)],
+        outputs=[
+            triton.InferRequestedOutput("OUTPUT1", binary_data=False),
+            triton.InferRequestedOutput("OUTPUT0", binary_data=True),
+        ],
+        request_id="7",
+        request_compression_algorithm=compression,
+        response_compression_algorithm=compression,
+    )
+    assert (found.as_numpy("OUTPUT0") == COUNT + 1).all()
+    assert (found.as_numpy("OUTPUT1") == COUNT - 1).all()
+    answer = found.get_response()
+    assert [one["name"] for one in answer["outputs"]] == ["OUTPUT1", "OUTPUT0"]
+    assert (answer["id"], answer["model_name"], answer["model_version"]) == ("7", "simple", "1.0")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "array"),
+    [
+        ("FP32", np.arange(6, dtype=np.float32).reshape(2, 3)),
+        ("FP16", np.arange(6, dtype=np.float16).reshape(3, 2)),
+        ("BF16", np.arange(4).reshape(2, 2).astype(ml_dtypes.bfloat16)),
+        ("INT64", np.array([[-(2**63), 2**63 - 1]])),
+        ("UINT8", np.zeros((0, 4), np.uint8)),
+        ("BOOL", np.array([[True, False]])),
+        ("BYTES", np.array([[b"a", b""], ["ä".encode(), b"\xff\0"]], np.object_)),
+        # Beyond inline_limit_bytes.
+        ("FP32", np.arange(40_000, dtype=np.float32).reshape(4, 10_000)),
+    ],
+)
+def test_each_datatype_comes_back(
+    client: triton.InferenceServerClient, datatype: str, array: Any
+) -> None:
+    found = client.infer(f"identity_{datatype.lower()}", [given("INPUT0", datatype, array)])
+    again = found.as_numpy("OUTPUT0")
+    assert again.shape == array.shape
+    assert (again == array).all()
+
+
+def test_the_best_classes_of_an_output(client: triton.InferenceServerClient) -> None:
+    found = client.infer(
+        "simple",
+        [given("INPUT0", "INT32", COUNT), given("INPUT1", "INT32", ONES)],
+        outputs=[triton.InferRequestedOutput("OUTPUT0", class_count=2)],
+    )
+    assert found.as_numpy("OUTPUT0").tolist() == [[b"16:15", b"15:14"], [b"32:15", b"31:14"]]
+
+
+def test_a_model_without_tensors_has_one_input_and_one_output(
+    client: triton.InferenceServerClient,
+) -> None:
+    for value, result in ((b'{"a": [1, null]}', b'{"a":[1,null]}'), (b"\xff\0", b"\xff\0")):
+        found = client.infer("echo", [given("data", "BYTES", np.array([value], np.object_))])
+        assert found.as_numpy("result").tolist() == [result]
+
+
+def test_errors_have_tritons_texts(client: triton.InferenceServerClient) -> None:
+    with pytest.raises(InferenceServerException) as refused:
+        client.infer("nope", [given("data", "INT32", ONES)])
+    assert refused.value.message() == "Request for unknown model: 'nope' is not found"
+    with pytest.raises(InferenceServerException) as refused:
+        client.infer("simple", [given("INPUT0", "FP32", ONES.astype(np.float32))])
+    assert "missing required input(s) ['INPUT1']" in refused.value.message()
+
+
+def test_the_native_api_and_the_declaration_know_the_same_tensors(api: ApiServer) -> None:
+    rows = COUNT.tolist()
+    job = api.http.post(
+        "/api/v1/models/simple/jobs?wait=60", json={"INPUT0": rows, "INPUT1": rows}
+    ).json()
+    assert job["result"]["OUTPUT0"] == (COUNT * 2).tolist()
+    short = api.http.post("/api/v1/models/simple/jobs", json={"INPUT0": [[1]], "INPUT1": rows})
+    assert short.json()["type"].endswith("invalid-input")

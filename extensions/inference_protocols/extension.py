@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.extensions import Extension
 
@@ -24,9 +24,16 @@ def _tensors() -> TensorPart:
     return TensorPart(read=read_input, write=write_result)
 
 
+def _settings() -> Any:
+    from extensions.inference_protocols.settings import ProtocolSettings
+
+    return ProtocolSettings
+
+
 EXTENSION: Final = Extension(
     name="inference_protocols",
     summary="The protocols of Triton, KServe and TensorFlow Serving",
     api=_api,
     tensors=_tensors,
+    settings=_settings,
 )

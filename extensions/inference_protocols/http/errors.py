@@ -12,6 +12,7 @@ from headrace.errors import (
     InputError,
     JobExpired,
     JobTimeout,
+    MethodNotAllowed,
     RequestError,
     Throttled,
 )
@@ -36,7 +37,9 @@ def error_reply(error: HeadraceError, headers: tuple[Header, ...] = ()) -> Reply
     if isinstance(error, Throttled):
         headers = (*headers, (b"retry-after", b"%d" % error.retry_after_s))
     text = error.message_with_hint
-    if isinstance(error, JobExpired):
+    if isinstance(error, MethodNotAllowed):
+        text = "Method Not Allowed"
+    elif isinstance(error, JobExpired):
         text = f"Request timeout expired: {text}"
     body = msgspec.json.encode({"error": text})
     return Reply(status_of(error), body, headers=(NO_STORE, *headers))

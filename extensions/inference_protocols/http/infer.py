@@ -22,11 +22,11 @@ from extensions.inference_protocols.http.errors import error_reply
 from extensions.inference_protocols.jobs.inference import (
     Call,
     job_request,
-    model_for,
     outputs_of,
     run,
     submit_job,
 )
+from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensors.declarations import declaration_of
 from extensions.inference_protocols.tensors.requests import InferRequest
 from headrace.errors import HeadraceError

@@ -41,7 +41,6 @@ from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     JobTimeout,
-    ModelNotFound,
 )
 from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import DEFAULT_OPTIONS, MAX_WAIT_FOR_START_S, JobOptions
@@ -79,29 +78,6 @@ class Call(NamedTuple):
     key: str = ""
     receive: Receive | None = None
     trace: Trace | None = None
-
-
-async def model_for(services: Services, name: str, version: str = "") -> ModelConfig:
-    """Return a model, or a version of it; "1" also names the version 1.0.
-
-    Raises:
-        ModelNotFound: it is unknown.
-    """
-    try:
-        model = services.catalog.get(name)
-    except ModelNotFound:
-        raise ModelNotFound(f"Request for unknown model: '{name[:256]}' is not found") from None
-    if not version:
-        return model
-    statuses = services.model_statuses
-    await statuses.refresh()
-    known = statuses.versions(model)
-    found = next((one for one in (version, f"{version}.0") if one in known), None)
-    if found is None:
-        raise ModelNotFound(
-            f"Request for unknown model: '{model.name}' version {version[:64]} is not found"
-        )
-    return statuses.for_version(model, found)
 
 
 def job_request(

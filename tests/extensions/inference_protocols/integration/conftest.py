@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import pytest
 
+from extensions.inference_protocols.settings import ProtocolSettings
 from headrace.config.model.catalog import load_catalog
-from tests.harness.servers.api_server import ApiServer, api_server
+from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import celery_worker, write_models
 
@@ -27,6 +28,8 @@ def _models() -> dict[str, Any]:
     kinds = ("FP32", "FP16", "BF16", "INT64", "UINT8", "BOOL", "BYTES")
     return {
         "echo": {"handler": "echo"},
+        # No worker has its label, so its jobs wait.
+        "waiting": {"handler": "echo", "labels": ["host=none"]},
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
@@ -48,8 +51,16 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     state = folder / "state"
     with (
         redis_server() as redis,
-        api_server(redis.url, catalog, models_file=models, state_dir=state) as server,
-        celery_worker(redis.url, models, folder) as worker,
+        registry_server(
+            redis.url,
+            models,
+            models_file=models,
+            state_dir=state,
+            inference_protocols=ProtocolSettings(server_name="triton"),
+        ) as server,
+        celery_worker(
+            redis.url, models, folder, environ={"HEADRACE_STATE_DIR": str(state)}
+        ) as worker,
     ):
-        worker.wait_ready(*catalog.models)
+        worker.wait_ready(*(catalog.models.keys() - {"waiting"}))
         yield server

@@ -12,6 +12,7 @@ import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
 
 from tests.harness.servers.api_server import ApiServer
+from tests.harness.wait import wait_until
 
 
 @pytest.fixture
@@ -99,6 +100,58 @@ def test_errors_have_tritons_texts(client: triton.InferenceServerClient) -> None
     with pytest.raises(InferenceServerException) as refused:
         client.infer("simple", [given("INPUT0", "FP32", ONES.astype(np.float32))])
     assert "missing required input(s) ['INPUT1']" in refused.value.message()
+
+
+def test_the_server_and_its_models_describe_themselves(
+    client: triton.InferenceServerClient,
+) -> None:
+    assert client.is_server_live()
+    assert client.is_model_ready("simple")
+    assert client.is_model_ready("simple", "1"), "clients of Triton count versions"
+    assert not client.is_model_ready("nope")
+    assert client.get_server_metadata()["name"] == "triton"
+    metadata, config = client.get_model_metadata("simple"), client.get_model_config("simple")
+    assert metadata["inputs"][1] == {"name": "INPUT1", "datatype": "INT32", "shape": [-1, 16]}
+    assert (metadata["versions"], config["max_batch_size"]) == (["1.0"], 8)
+    assert config["output"][0] == {"name": "OUTPUT0", "data_type": "TYPE_INT32", "dims": [16]}
+    assert client.get_model_metadata("echo")["inputs"] == [
+        {"name": "data", "datatype": "BYTES", "shape": [1]}
+    ]
+    assert client.get_system_shared_memory_status() == []
+    assert client.get_trace_settings()["trace_level"] == ["OFF"]
+    with pytest.raises(InferenceServerException, match="Client shared memory is disabled"):
+        client.register_system_shared_memory("a", "/a", 4)
+
+
+def test_statistics_are_those_of_the_counters(client: triton.InferenceServerClient) -> None:
+    def statistics() -> Any:
+        (found,) = client.get_inference_statistics("identity_int64")["model_stats"]
+        return found
+
+    before = statistics()["inference_stats"]["success"]["count"]
+    for _ in range(3):
+        client.infer("identity_int64", [given("INPUT0", "INT64", np.ones((1, 1), np.int64))])
+    wait_until(
+        lambda: statistics()["inference_stats"]["success"]["count"] == before + 3,
+        "the jobs are counted",
+    )
+    wait_until(lambda: statistics()["inference_stats"]["queue"]["ns"] > 0, "their times are")
+
+
+def test_a_model_is_unloaded_and_loaded_again(client: triton.InferenceServerClient) -> None:
+    inputs = [given("INPUT0", "UINT8", np.ones((1, 1), np.uint8))]
+    client.unload_model("identity_uint8")
+    assert not client.is_model_ready("identity_uint8")
+    (row,) = (one for one in client.get_model_repository_index() if one["name"] == "identity_uint8")
+    assert (row["state"], row["reason"]) == ("UNAVAILABLE", "unloaded")
+    with pytest.raises(InferenceServerException, match="'identity_uint8' has no available versio"):
+        client.infer("identity_uint8", inputs)
+    for _ in range(2):  # the second time it is loaded anew
+        client.load_model("identity_uint8")
+        assert client.is_model_ready("identity_uint8")
+        assert client.infer("identity_uint8", inputs).as_numpy("OUTPUT0").tolist() == [[1]]
+    with pytest.raises(InferenceServerException, match="failed to load 'nope', failed to poll"):
+        client.load_model("nope")
 
 
 def test_the_native_api_and_the_declaration_know_the_same_tensors(api: ApiServer) -> None:

@@ -94,7 +94,8 @@ def array_of(tensor: Tensor) -> Array:
 def _of_lists(value: dict[str, Any], declared: Sequence[DeclaredTensor]) -> dict[str, Any]:
     arrays = dict(value)
     for tensor in declared:
-        if tensor.name not in value:
+        # A handler may take other forms too, such as base64 in an object.
+        if not isinstance(value.get(tensor.name), list):
             continue
         try:
             arrays[tensor.name] = _converted(value[tensor.name], tensor.datatype)

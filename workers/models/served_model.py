@@ -240,15 +240,22 @@ class ServedModel:
 
     def wants_notification(self, place: Place, now: float) -> bool:
         """Return whether the next change of a list should wake the worker."""
-        if not self._backlog.watches(place) or not self.serving or not self.room[place.step]:
+        if not self._backlog.watches(place, now) or not self.serving or not self.room[place.step]:
             return False
         # An online job must not wait for an offline batch that has not started.
         offline_next = place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.online
         return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
 
-    def notified(self, place: Place) -> None:
-        """Note that a list has changed, so that a message may wait there."""
-        self._backlog.assume_waiting([place])
+    def notified(self, place: Place, now: float, workers: int) -> None:
+        """Note that a list has changed, so that a message may wait there.
+
+        `workers` is how many there are.
+        """
+        self._backlog.notified(place, now, workers=workers, busy=not self.takes_jobs)
+
+    def look_due(self, now: float) -> float:
+        """Return when it wants to know again whether messages wait; infinity if it does now."""
+        return self._backlog.look_due(now)
 
     def missed(self, place: Place) -> None:
         """Note that messages wait in a list, for which a guess would have been right."""
@@ -575,6 +582,7 @@ class ServedModel:
     def batch_ended(self, batch: Batch, now: float) -> None:
         """Note that a batch has run, before it is settled: its callers may come back."""
         self._batcher.batch_ended(batch.online, now)
+        self._backlog.look_now()
 
     def batch_done(
         self, batch: Batch, result: Done, now: float

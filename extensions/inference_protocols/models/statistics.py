@@ -43,7 +43,7 @@ async def statistics_of(services: Services, models: Sequence[ModelConfig]) -> di
 def _statistics(model: ModelConfig, row: Sequence[bytes | None]) -> dict[str, Any]:
     histograms = dict(zip(_HISTOGRAMS, map(_count_and_sum, row), strict=False))
     succeeded, failed, rows = (int(float(raw or 0)) for raw in row[-len(_COUNTERS) :])
-    batches, jobs = histograms[BATCH_SIZE]
+    batches, jobs = map(int, histograms[BATCH_SIZE])
     waits = [histograms[name] for name in (QUEUE_S, HOLD_S, DEVICE_WAIT_S)]
 
     def compute(name: str) -> dict[str, int]:

@@ -23,6 +23,9 @@ WATCH_AFTER_S: Final = 0.25
 #: Seconds between two reads of the record while Redis does not answer.
 LOOK_AGAIN_S: Final = 1.0
 
+_PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
+#: The answer to a client that prefers not to wait.
+ASYNC_APPLIED: Final = (b"preference-applied", b"respond-async")
 _PREFER_WAIT = re.compile(rb'(?:^|[,;])\s*wait\s*=\s*"?(\d{1,9})"?\s*(?=$|[,;])', re.IGNORECASE)
 
 
@@ -41,6 +44,11 @@ def preferred_wait_s(prefer: bytes, max_wait_s: float) -> float | None:
     """Return the wait of a Prefer header (RFC 7240), capped; None without a valid wait."""
     match = _PREFER_WAIT.search(prefer)
     return min(float(match.group(1)), max_wait_s) if match else None
+
+
+def prefers_async(prefer: bytes) -> bool:
+    """Return whether a Prefer header asks for an answer before the job has ended."""
+    return bool(prefer) and _PREFER_ASYNC.search(prefer) is not None
 
 
 def query_wait_s(text: str | None, max_wait_s: float) -> float | None:

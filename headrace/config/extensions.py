@@ -30,6 +30,7 @@ POINTS: Final = {
     "api": ("api.extension", "ApiPart"),
     "workers": ("workers.extension", "WorkerPart"),
     "handlers": ("handlers.extension", "HandlerPart"),
+    "tensors": ("handlers.extension", "TensorPart"),
     "models": ("headrace.models.extension", "ModelsPart"),
     "server": ("headrace.server.extension", "ServerPart"),
     "logs": ("headrace.observability.extension", "LogsPart"),
@@ -78,6 +79,7 @@ class Extension:
     api: Callable[[], object] | None = None
     workers: Callable[[], object] | None = None
     handlers: Callable[[], object] | None = None
+    tensors: Callable[[], object] | None = None
     models: Callable[[], object] | None = None
     server: Callable[[], object] | None = None
     logs: Callable[[], object] | None = None

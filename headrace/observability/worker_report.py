@@ -85,10 +85,12 @@ UNTOLD: Final = "events_left_out"
 PROMPT_TOKENS: Final = "prompt_tokens"
 PROMPT_TOKENS_CACHED: Final = "prompt_tokens_cached"
 GENERATION_TOKENS: Final = "generation_tokens"
+#: Rows that ran, of models whose inputs are tensors.
+ROWS: Final = "rows"
 GENERATION_COUNTED: Final = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
 COUNTED: Final = (
     ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
-    *GENERATION_COUNTED,
+    ROWS, *GENERATION_COUNTED,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from unittest.mock import patch
 
 from api.extension import api_parts
-from handlers.extension import handler_parts
+from handlers.extension import handler_parts, tensor_parts
 from headrace.cli.main import every_command
 from headrace.config.extensions import GROUP, Extension, found, settings_types
 from headrace.models.extension import models_parts
@@ -52,7 +52,7 @@ def write_distribution(folder: Path, name: str, source: str) -> None:
 
 def _forget() -> None:
     for cached in (
-        found, settings_types, every_command, api_parts, handler_parts, models_parts,
+        found, settings_types, every_command, api_parts, handler_parts, tensor_parts, models_parts,
         worker_parts,
     ):  # fmt: skip
         cached.cache_clear()

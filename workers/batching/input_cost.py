@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from headrace.config.inputs.tensors import rows_of
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import binary_head, decode_input, input_bytes, loads
@@ -97,7 +98,19 @@ def _inline_image_size(raw: bytes) -> tuple[int, int] | None:
     return image_size(value) if isinstance(value, bytes) else None
 
 
-COSTS: Final[dict[str, Cost]] = {"bytes": _bytes, "pixels": _pixels, "tokens": _tokens}
+def _rows(raw: bytes, kind: str) -> int:
+    head = None if kind else binary_head(raw, 0)
+    rows = rows_of(kind if head is None else head[0])
+    # An input that is no tensors is one row.
+    return 1 if rows is None else rows
+
+
+COSTS: Final[dict[str, Cost]] = {
+    "bytes": _bytes,
+    "pixels": _pixels,
+    "tokens": _tokens,
+    "rows": _rows,
+}
 
 
 def _key(batch_key: str) -> Key:

@@ -48,6 +48,7 @@ from workers.model_process.startup import (
     warm_up,
     why_not_loaded,
 )
+from workers.model_process.tensors import tensors_of
 from workers.model_process.variant import describe, install_variant
 from workers.protocol.frames import (
     PARENT_VARIABLE,
@@ -210,6 +211,7 @@ def _load(
         context,
         input_check=check_of(config["input_check"]),
         output_check=check_of(config["output_check"]),
+        tensors=tensors_of(config["declared_tensors"]),
     )
     variant = install_variant(executor, config)
     install_pool(executor, processes, threads)

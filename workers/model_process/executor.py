@@ -61,6 +61,7 @@ from workers.model_process.outcomes import (
 )
 from workers.model_process.reports.pieces import ItemPieces, PieceSender, SendsPieces
 from workers.model_process.reports.progress_reporter import BatchProgress, ProgressReporter
+from workers.model_process.tensors import ModelTensors
 
 clock = time.perf_counter
 #: The outcome of an item that was dropped before its verbs. The worker knows of the cancellation.
@@ -80,6 +81,7 @@ class BatchExecutor:
             verb. The API has checked most inputs; this check is for others, such as those in
             Celery's messages.
         output_check: the check by the model's `outputs`, if they are enforced.
+        tensors: reads and writes the tensors that the model declares.
     """
 
     handler: Handler
@@ -90,6 +92,7 @@ class BatchExecutor:
     span: SpanOf = no_span
     input_check: ValueCheck | None = None
     output_check: ValueCheck | None = None
+    tensors: ModelTensors | None = None
 
     _nested: bool = field(init=False)
     _raw: bool = field(init=False)
@@ -163,6 +166,12 @@ class BatchExecutor:
         return state
 
     def _decoded(self, raw: bytes, content_type: str) -> tuple[Any, str]:
+        value, kind = self._as_sent(raw, content_type)
+        if self.tensors is not None and not self._raw:
+            value = self.tensors.read(value, kind)
+        return value, kind
+
+    def _as_sent(self, raw: bytes, content_type: str) -> tuple[Any, str]:
         if self.input_check is not None:
             value, kind, mistakes = self.input_check.read(raw, content_type)
             if mistakes:
@@ -267,7 +276,11 @@ class BatchExecutor:
             # A tensor on a device that an earlier kernel has lost may raise only here.
             state.device_lost = state.device_lost or device_lost(error)
 
-        outcomes = outcomes_of(sub_batch.results, raised)
+        results = sub_batch.results
+        if (tensors := self.tensors) is not None:
+            given = (value for _, value, *_ in sub_batch.inputs)
+            results = [tensors.written(*pair) for pair in zip(results, given, strict=True)]
+        outcomes = outcomes_of(results, raised)
         if self.output_check is not None:
             outcomes = [checked(outcome, self.output_check) for outcome in outcomes]
         for place, outcome in zip(places, outcomes, strict=True):

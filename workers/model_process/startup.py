@@ -22,6 +22,7 @@ from headrace.handler import Context, Handler
 from headrace.jobs.options import InputDetails
 from headrace.jobs.values.encoding import binary_input, nested_binaries
 from headrace.jobs.values.media_types import BINARY_TYPE, image_type
+from headrace.jobs.values.plain_values import plain
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
@@ -77,6 +78,7 @@ def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
         weights=Path(config["weights"]) if config["weights"] else None,
         weights_only=config["weights_only"],
         tensors=config["tensors"],
+        declared_tensors=config["declared_tensors"] or {},
         options=config["options"],
         channels_last=config["channels_last"],
         max_batch_size=config["max_batch_size"],
@@ -194,7 +196,7 @@ def as_sent(example: Any) -> tuple[bytes, bool]:
         return binary_input(bytes(example), BINARY_TYPE), False
     try:
         sent = nested_binaries(example, _as_part)
-        return msgspec.json.encode(sent), sent is not example
+        return msgspec.json.encode(sent, enc_hook=plain), sent is not example
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(
             f"example_input is not a valid input: {error}",

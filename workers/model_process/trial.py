@@ -32,6 +32,7 @@ from workers.model_process.startup import (
     initialize,
     why_not_loaded,
 )
+from workers.model_process.tensors import tensors_of
 
 _SHOWN_CHARS: Final = 300
 _PREVIEW_BYTES: Final = 200
@@ -67,7 +68,7 @@ def _loaded(frame: dict[str, Any]) -> BatchExecutor:
     started = time.monotonic()
     initialize(handler.initialize, context)
     _step("initialize", started, f"{type(handler).__name__} on {context.device}")
-    return BatchExecutor(handler, context)
+    return BatchExecutor(handler, context, tensors=tensors_of(frame["declared_tensors"]))
 
 
 def _check(text: bytes, frame: dict[str, Any]) -> None:

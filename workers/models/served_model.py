@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.worker_report import ROWS, ModelStats
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import OFFLINE_STEP, version_queue
@@ -607,6 +607,8 @@ class ServedModel:
         ready, storing, waits = settle_batch(
             batch, result, began_at, self._pending_payloads, self.retry_policy, self.config.name
         )
+        if self.config.cost == "rows":
+            self.stats.count(ROWS, sum(job.cost for job in batch.jobs))
         self.stats.observe_batch(
             size,
             [job.claimed_at - job.enqueued_at for job in batch.jobs],

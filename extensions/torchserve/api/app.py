@@ -50,8 +50,8 @@ from headrace.errors import HeadraceError, drop_tracebacks
 
 #: The label of requests for unknown paths in metrics, as in api.router.
 _NO_ROUTE: Final[Routes[Row]] = Routes("none", {})
-#: The first segments of the native API's paths.
-_NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {"", "v1"}
+#: The first segments of the native API's paths. TorchServe has its own /v2.
+_NATIVE: Final = frozenset(one.path.split("/")[1] for one in operations()) - {"", "v1", "v2"}
 #: The second segments of OpenAI's paths.
 _NATIVE_V1: Final = frozenset(
     one.path.split("/")[2] for one in operations() if one.path.startswith("/v1/")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from headrace.config.inputs.tensors import TENSORS_TYPE, DeclaredTensors, json_schema
 from headrace.config.suggestions import did_you_mean
 from headrace.config.yaml_file import Document, Key, KeyProblem, load_yaml, read_fields, shown
 from headrace.errors import ConfigError, InvalidRequest
@@ -34,12 +35,14 @@ class InputSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             object with these fields.
         schema: instead of fields: a JSON Schema, or the path of a file with one (JSON or YAML),
             which refers to this file's folder.
+        tensors: instead of fields: tensors, which the handler gets and returns as arrays by name.
         content_types: the content types of values that are bytes, such as image/png or image/*.
         example: a value as a client sends or receives it in JSON; the documentation page shows it.
     """
 
     fields: dict[str, Any] | None = None
     schema: dict[str, Any] | Annotated[str, Meta(min_length=1)] | None = None
+    tensors: DeclaredTensors | None = None
     content_types: Annotated[list[_ContentType], Meta(min_length=1, max_length=64)] | None = None
     example: Any | UnsetType = UNSET
 
@@ -94,7 +97,9 @@ TYPES: Final[dict[str, dict[str, Any]]] = {
     },
     "any": {},
 }
-_NEEDS: Final = "it needs fields, schema or content_types"
+_NEEDS: Final = "it needs fields, schema, tensors or content_types"
+#: What a JSON value may be declared by.
+_FORMS: Final = ("fields", "schema", "tensors")
 #: A schema without any of these limits nothing.
 _KEYWORDS: Final = frozenset(
     {
@@ -150,12 +155,13 @@ def _read_section(
     if len(document.problems) > before:
         return None
     section = msgspec.convert(values, kind)
-    if section.fields is None and section.schema is None and section.content_types is None:
+    forms = [key for key in _FORMS if getattr(section, key) is not None]
+    if not forms and section.content_types is None:
         document.report(keys, _NEEDS)
         return None
-    if section.fields is not None and section.schema is not None:
-        text = "fields and schema exclude each other; leave one of them out"
-        document.report((*keys, "schema"), text)
+    if len(forms) > 1:
+        text = f"{' and '.join(forms)} exclude each other; leave one of them out"
+        document.report((*keys, forms[-1]), text)
         return None
     try:
         return _resolved(section, folder)
@@ -168,7 +174,11 @@ def _resolved(section: Section, folder: Path) -> Section:
     """Return a section whose schema is in `schema`."""
     where, source = ("schema",), ""
     schema: Any = section.schema
-    if section.fields is not None:
+    kinds = section.content_types
+    if section.tensors is not None:
+        where, schema = ("tensors",), _of_tensors(section.tensors)
+        kinds = [*(kinds or ()), TENSORS_TYPE]
+    elif section.fields is not None:
         where, schema = ("fields",), _object(section.fields, ("fields",))
     elif isinstance(schema, str):
         source = schema
@@ -183,7 +193,9 @@ def _resolved(section: Section, folder: Path) -> Section:
     example = section.example
     if example is not UNSET:
         example = _plain(example, ("example",))
-    resolved = msgspec.structs.replace(section, fields=None, schema=schema, example=example)
+    resolved = msgspec.structs.replace(
+        section, fields=None, schema=schema, content_types=kinds, example=example
+    )
     try:
         check = resolved.value_check()
     except SchemaProblem as problem:
@@ -196,6 +208,13 @@ def _resolved(section: Section, folder: Path) -> Section:
         return resolved
     _check_example(resolved, check)
     return resolved
+
+
+def _of_tensors(tensors: DeclaredTensors) -> dict[str, Any]:
+    names = [tensor.name for tensor in tensors]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise KeyProblem(("tensors",), f"the name {twice[0]} is given twice; rename one")
+    return json_schema(tensors)
 
 
 def _check_example(section: InputSection, check: ValueCheck) -> None:

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from headrace.config.inputs.input_schema import read_keys
 from headrace.config.inputs.parameters import Parameter, example_values
+from headrace.config.inputs.tensors import has_rows
 from headrace.config.model.handler_reference import handler_problem, missing, parse_handler
 from headrace.config.model.options import DEFAULT_TIMEOUT_S, ModelOptions, read_options
 from headrace.config.model.pipelines import (
@@ -135,9 +136,20 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
             "output_check": (
                 self.outputs.check_frame() if self.outputs and self.outputs.enforce else None
             ),
+            "declared_tensors": self._tensors_frame(),
             "example_parameters": example_values(self.parameters),
             "profile": msgspec.to_builtins(self.profile) if self.profile else None,
         }
+
+    def _tensors_frame(self) -> dict[str, Any] | None:
+        """Return the tensors that `inputs` and `outputs` declare; None if the inputs have none."""
+        if self.inputs is None or self.inputs.tensors is None:
+            return None
+        outputs = self.outputs.tensors if self.outputs else None
+        frame: dict[str, Any] = msgspec.to_builtins(
+            {"inputs": self.inputs.tensors, "outputs": outputs or []}
+        )
+        return frame
 
     def _optimize_frame(self, folder: Path) -> dict[str, Any]:
         if self.optimize is None:
@@ -466,6 +478,11 @@ def model_of(name: str, values: Mapping[str, Any], base_dir: Path) -> ModelConfi
     if values.get("replicas") == "auto":
         values |= {"replicas": 1, "auto_replicas": True}
     model = ModelConfig(name=name, **values)
+    tensors = model.inputs.tensors if model.inputs else None
+    if tensors and has_rows(tensors) and model.max_batch_cost is None:
+        # A batch has as many rows as it may have inputs.
+        most = model.max_batch_size
+        model = msgspec.structs.replace(model, cost="rows", max_batch_cost=most)
     if model.weights is None:
         return model
     weights = (base_dir / Path(model.weights).expanduser()).absolute()

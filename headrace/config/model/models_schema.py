@@ -15,6 +15,7 @@ import msgspec
 
 from headrace.config.inputs.input_schema import InputSection, OutputSection
 from headrace.config.inputs.parameters import Parameter
+from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.config.model.catalog import ModelsFile
 from headrace.config.model.optimize import Optimize
 from headrace.config.model.options import ModelOptions, ProfileOption, Tensors, TensorSpec
@@ -30,7 +31,7 @@ def models_schema() -> dict[str, Any]:
     schema = msgspec.json.schema(ModelsFile)
     for struct in (
         ModelsFile, ModelOptions, Parameter, Tensors, TensorSpec, PipelineSection, StageSection,
-        InputSection, OutputSection, Traffic, Sticky, Optimize, ProfileOption,
+        InputSection, OutputSection, DeclaredTensor, Traffic, Sticky, Optimize, ProfileOption,
     ):  # fmt: skip
         _describe(schema["$defs"][struct.__name__], struct)
     model = schema["$defs"][ModelOptions.__name__]

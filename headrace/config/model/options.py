@@ -148,8 +148,8 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             with copies of its last input. The largest is max_batch_size.
         max_batch_cost: the most that the inputs of a batch may cost together, in the unit of cost.
             An input that costs more runs alone.
-        cost: the cost of an input: its bytes, the pixels in its image's header, or its tokens,
-            estimated as a quarter of its bytes.
+        cost: the cost of an input: its bytes, the pixels in its image's header, its tokens,
+            estimated as a quarter of its bytes, or the rows of its tensors.
         batch_key: only inputs with the same value share a batch: content_type, or a JSON pointer
             into the input, such as /language.
         max_yield_s: seconds that a waiting job yields to better priorities. Then one such job in
@@ -226,7 +226,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         None
     )
     max_batch_cost: Annotated[int, Meta(ge=1, le=1_000_000_000_000)] | None = None
-    cost: Literal["bytes", "pixels", "tokens"] = "bytes"
+    cost: Literal["bytes", "pixels", "tokens", "rows"] = "bytes"
     batch_key: Annotated[str, Meta(pattern="^(content_type|(/[^/]*)+)$", max_length=256)] | None = (
         None
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
@@ -17,7 +16,7 @@ import msgspec
 
 from api.components.model_status import NO_WORKER
 from api.http.bodies import read_body
-from api.http.messages import Answer, ClientGone, Header, Reply, Request, StreamingReply
+from api.http.messages import Answer, ClientGone, Reply, Request, StreamingReply
 from api.routes.jobs.job import RETRY_AFTER
 from api.routes.jobs.submission import REPLAYED, submit, submit_and_wait
 from api.routes.jobs.submit import request_of_body
@@ -32,7 +31,7 @@ from api.submission.job_request import (
     route,
     with_trace,
 )
-from api.submission.waiting import preferred_wait_s
+from api.submission.waiting import ASYNC_APPLIED, preferred_wait_s, prefers_async
 from extensions.torchserve.api.parts import Parts, config_of
 from extensions.torchserve.api.predictions import inputs
 from extensions.torchserve.api.predictions.results import answer_with, job_headers
@@ -64,8 +63,6 @@ from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails
 from headrace.redis import keys
 from headrace.schema.serialization import JOBS_PATH, job_object
 
-_PREFER_ASYNC: Final = re.compile(rb"(?:^|[,;])\s*respond-async\s*(?=$|[,;])", re.IGNORECASE)
-_ASYNC_APPLIED: Final[Header] = (b"preference-applied", b"respond-async")
 #: Headers with keys of this server, which no handler needs where they are checked.
 _SECRETS: Final = frozenset({b"authorization", b"x-api-key"})
 _MODEL_NAME: Final = "model_name"
@@ -309,7 +306,7 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
     """Submit a job and answer with its result, or with the job if the client asks for that."""
     model, job_id = validated.model, validated.identity.job_id
     prefer = request.header(b"prefer")
-    deferred = bool(prefer) and _PREFER_ASYNC.search(prefer) is not None
+    deferred = prefers_async(prefer)
     wait_s = math.inf
     if deferred:
         wait_s = preferred_wait_s(prefer, services.settings.max_wait_s) or 0.0
@@ -341,7 +338,7 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
     headers = (
         *job_headers(job_id),
         (b"location", (JOBS_PATH + job_id).encode()),
-        _ASYNC_APPLIED,
+        ASYNC_APPLIED,
         RETRY_AFTER,
         *((REPLAYED,) if replayed else ()),
     )

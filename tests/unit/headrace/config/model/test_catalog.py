@@ -132,7 +132,7 @@ def test_unknown_keys_are_named_with_line_and_nearest(models_file: Path) -> None
             "0\n    max_replicas: 2",
             "0 needs `load: on_demand`; add that key, or give 1 or more",
         ),
-        ("cost", "words", "expected bytes, pixels or tokens, got 'words'"),
+        ("cost", "words", "expected bytes, pixels, rows or tokens, got 'words'"),
         (
             "batch_key",
             "lang",

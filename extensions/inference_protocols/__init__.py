@@ -1,0 +1,1 @@
+"""Clients of Triton, KServe and TensorFlow Serving: their protocols over HTTP and gRPC."""

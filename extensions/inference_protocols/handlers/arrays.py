@@ -1,0 +1,227 @@
+"""Tensors as arrays: what a handler gets, and what it returns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from extensions.inference_protocols.handlers.classification import classified
+from extensions.inference_protocols.tensors.datatypes import (
+    BOOL,
+    BYTES,
+    SIZES,
+    elements,
+    joined,
+    size_of,
+)
+from extensions.inference_protocols.tensors.envelope import (
+    RequestedOutput,
+    Tensor,
+    read_inputs,
+    write_outputs,
+)
+from headrace.config.inputs.tensors import DeclaredTensor
+from headrace.errors import HandlerError, InputError, InvalidRequest
+from headrace.handler import Response
+
+Array = np.ndarray[Any, Any]
+_BF16: Final = "BF16"
+#: By the datatypes of v2; BYTES and BF16 have ways of their own.
+_DTYPES: Final = {
+    name: np.dtype(code)
+    for name, code in (
+        (BOOL, "?"), ("UINT8", "u1"), ("UINT16", "<u2"), ("UINT32", "<u4"), ("UINT64", "<u8"),
+        ("INT8", "i1"), ("INT16", "<i2"), ("INT32", "<i4"), ("INT64", "<i8"), ("FP16", "<f2"),
+        ("FP32", "<f4"), ("FP64", "<f8"),
+    )
+}  # fmt: skip
+_DATATYPES: Final = {dtype: name for name, dtype in _DTYPES.items()}
+#: What the result of a job is called that is no mapping, where the model declares no outputs.
+_RESULT: Final = "result"
+
+
+class TensorInput(dict[str, Array]):
+    """The tensors of one job, by name, as the handler gets them.
+
+    Attributes:
+        wanted: the outputs that the client wants; empty for all.
+    """
+
+    def __init__(self, arrays: Mapping[str, Array], wanted: Sequence[RequestedOutput]) -> None:
+        super().__init__(arrays)
+        self.wanted = wanted
+
+
+def read_input(value: Any, content_type: str, declared: Sequence[DeclaredTensor]) -> Any:
+    """Return the arrays of an envelope, or of an object of lists. They are views of its bytes.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    if not isinstance(value, bytes):
+        return _of_lists(value, declared) if isinstance(value, dict) else value
+    tensors, wanted = read_inputs(value, content_type)
+    known = {tensor.name: tensor.datatype for tensor in declared}
+    for one in tensors:
+        # A client of the native API may have written the envelope.
+        if known.get(one.name) != one.datatype:
+            raise InvalidRequest(f"the model has no input {one.name!r} of {one.datatype}")
+    return TensorInput({one.name: array_of(one) for one in tensors}, wanted)
+
+
+def array_of(tensor: Tensor) -> Array:
+    """Return a tensor as an array.
+
+    Raises:
+        InvalidRequest: its bytes are not those of its shape.
+    """
+    name, datatype, shape, data = tensor
+    try:
+        count = size_of(name, datatype, shape) // (SIZES[datatype] or 1)
+        if datatype == BYTES:
+            flat = np.empty(count, object)
+            flat[:] = elements(data)
+        else:
+            flat = np.frombuffer(data, _dtype_of(datatype))
+        return flat.reshape(shape)
+    except ValueError as error:
+        raise InvalidRequest(f"the tensor {name} cannot be read: {error}") from None
+
+
+def _of_lists(value: dict[str, Any], declared: Sequence[DeclaredTensor]) -> dict[str, Any]:
+    arrays = dict(value)
+    for tensor in declared:
+        # A handler may take other forms too, such as base64 in an object.
+        if not isinstance(value.get(tensor.name), list):
+            continue
+        try:
+            arrays[tensor.name] = _converted(value[tensor.name], tensor.datatype)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise InvalidRequest(f"the tensor {tensor.name}: {error}") from None
+    return arrays
+
+
+def _converted(value: Any, datatype: str) -> Array:
+    """Return lists of JSON values as an array."""
+    if datatype != BYTES:
+        return np.array(value, _dtype_of(datatype))
+    array = np.array(value, object)
+    encoded = [one.encode() if isinstance(one, str) else bytes(one) for one in array.flat]
+    flat = np.empty(len(encoded), object)
+    flat[:] = encoded
+    return flat.reshape(array.shape)
+
+
+def _dtype_of(datatype: str) -> Any:
+    if datatype != _BF16:
+        return _DTYPES[datatype]
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InvalidRequest(
+            "numpy has no BF16. Install ml_dtypes where the model runs, or declare FP16 or FP32"
+        ) from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) -> Any:
+    """Return a result as an envelope if the input was one; else as it is.
+
+    Raises:
+        HandlerError: it does not fit the declared outputs.
+        InputError: the client wants an output that the handler does not return.
+    """
+    if not isinstance(given, TensorInput) or isinstance(result, Response):
+        return result
+    by_name = _by_name(result, declared)
+    known = {tensor.name: tensor for tensor in declared}
+    wanted = given.wanted or [RequestedOutput(name) for name in by_name]
+    tensors = []
+    for one in wanted:
+        tensor = known.get(one.name)
+        if one.name not in by_name:
+            text = f"the handler returned no output {one.name!r}; it returned {', '.join(by_name)}"
+            # The API has not refused it, as the model has declared no outputs.
+            raise HandlerError(text) if tensor is not None else InputError(text)
+        array = _as_array(one.name, by_name[one.name], tensor)
+        if one.classes:
+            array = classified(one.name, array, one.classes, tensor.labels if tensor else ())
+        tensors.append(_tensor(one.name, array))
+    body, content_type = write_outputs(tensors)
+    return Response(body, content_type)
+
+
+def _by_name(result: Any, declared: Sequence[DeclaredTensor]) -> Mapping[str, Any]:
+    if isinstance(result, Mapping):
+        return {str(name): value for name, value in result.items()}
+    if len(declared) == 1:
+        return {declared[0].name: result}
+    if not declared:
+        return {_RESULT: result}
+    names = ", ".join(tensor.name for tensor in declared)
+    raise HandlerError(f"the result is {type(result).__name__}; return a mapping with {names}")
+
+
+def _as_array(name: str, value: Any, declared: DeclaredTensor | None) -> Array:
+    """Return an output as an array of its declared datatype."""
+    value = _of_torch(value)
+    datatype = declared.datatype if declared is not None else ""
+    try:
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = np.asarray(value)
+            if datatype == BYTES or (not datatype and array.dtype.kind in "OSU"):
+                array = _converted(array.tolist(), BYTES)
+        elif isinstance(value, (str, bytes)):
+            array = _converted([value], BYTES)
+        elif datatype:
+            array = _converted(value, datatype)
+        else:
+            array = np.asarray(value)
+            if array.dtype.kind in "OSU":
+                array = _converted(value, BYTES)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise HandlerError(f"the output {name} is no tensor: {error}") from None
+    found = _datatype_of(name, array)
+    if datatype and found != datatype:
+        raise HandlerError(f"the output {name} is {found}, but the model declares {datatype}")
+    return array
+
+
+def _of_torch(value: Any) -> Any:
+    """Return a tensor of torch as an array; anything else as it is."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu().contiguous()
+    if value.dtype is torch.bfloat16:
+        return value.view(torch.int16).numpy().view(_dtype_of(_BF16))
+    return value.numpy()
+
+
+def _datatype_of(name: str, array: Array) -> str:
+    found = _DATATYPES.get(array.dtype)
+    if found is not None:
+        return found
+    if array.dtype.kind == "O":
+        return BYTES
+    if array.dtype.name == "bfloat16":
+        return _BF16
+    found = _DATATYPES.get(array.dtype.newbyteorder("<"))
+    if found is None:
+        raise HandlerError(f"the output {name} has the type {array.dtype}, which no tensor has")
+    return found
+
+
+def _tensor(name: str, array: Array) -> Tensor:
+    datatype = _datatype_of(name, array)
+    if datatype == BYTES:
+        data = joined(array.flat)
+    elif datatype == _BF16 or not array.size:
+        data = array.tobytes()
+    else:
+        plain: Any = np.ascontiguousarray(array, _DTYPES[datatype])
+        data = plain.data.cast("B")
+    return Tensor(name, datatype, list(array.shape), data)

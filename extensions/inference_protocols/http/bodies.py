@@ -1,0 +1,278 @@
+"""The bodies of v2 over HTTP: JSON with tensors in it, raw or as lists, in any mix."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from extensions.inference_protocols.tensors.datatypes import (
+    BYTES,
+    SIZES,
+    flat,
+    json_of,
+    no_json,
+    raw_of,
+    shown,
+    size_of,
+    too_deep,
+)
+from extensions.inference_protocols.tensors.declarations import Declaration
+from extensions.inference_protocols.tensors.envelope import DATA_SIZE, RequestedOutput, Tensor
+from extensions.inference_protocols.tensors.requests import (
+    InferRequest,
+    Unsupported,
+    Value,
+    of_value,
+)
+from headrace.config.inputs.tensors import ANY_SIZE
+from headrace.errors import InvalidRequest, PayloadTooLarge
+
+LENGTH: Final = b"inference-header-content-length"
+#: Codings, with the windows by which zlib knows them: of a gzip member, and of a zlib stream.
+_WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_BINARY: Final = "binary_data"
+_BINARY_ALL: Final = "binary_data_output"
+_CLASSES: Final = "classification"
+#: msgspec's texts for a member that is missing, or of a wrong type, with rapidjson's words.
+_MISSING: Final = re.compile(r"missing required field `(\w+)`")
+_WRONG: Final = re.compile(r"^Expected `(\w+)`.* - at `\$\.(?:.*\.)?(\w+)(?:\[\.\.\.\]|\[\d+\])?`$")
+_WORDS: Final = {
+    "str": "string", "int": "unsigned-integer", "array": "array", "object": "object",
+}  # fmt: skip
+
+
+class _Input(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Value] = {}
+    data: Any = msgspec.UNSET
+
+
+class _Output(msgspec.Struct):
+    name: str
+    parameters: dict[str, Value] = {}
+
+
+class _Request(msgspec.Struct):
+    inputs: list[_Input]
+    outputs: list[_Output] = []
+    id: str = ""
+    parameters: dict[str, Value] = {}
+
+
+_DECODE: Final = msgspec.json.Decoder(_Request).decode
+
+
+def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
+    """Return the bytes of a body with a content coding; it may become as long as the limit.
+
+    Raises:
+        Unsupported: the coding is unknown.
+        InvalidRequest: the body has another.
+        PayloadTooLarge: it becomes longer.
+    """
+    window = _WINDOWS.get(coding)
+    if window is None:
+        raise Unsupported("Unsupported compression type")
+    stream = zlib.decompressobj(window)
+    try:
+        found = stream.decompress(body, limit_bytes + 1)
+    except zlib.error as error:
+        raise InvalidRequest(f"the body is not {coding}: {error}") from None
+    if len(found) > limit_bytes:
+        raise PayloadTooLarge(
+            f"the body has more than {limit_bytes} bytes once it is decompressed",
+            hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
+        )
+    if not stream.eof:
+        raise InvalidRequest(f"the body is not {coding}: it is not complete")
+    return found
+
+
+def compressed(body: bytes, coding: str) -> bytes:
+    """Return a body in a content coding."""
+    stream = zlib.compressobj(1, wbits=_WINDOWS[coding])
+    return stream.compress(body) + stream.flush()
+
+
+def read_request(body: bytes, header: bytes, declared: Declaration) -> InferRequest:
+    """Read the body of a request; `header` is the length of its JSON, b"" if it is all of it.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    if not header:
+        return _read(body, body, b"", declared)
+    if not header.isdigit() or len(header) > 18 or int(header) > len(body):
+        raise InvalidRequest(
+            f"inference header size should be in range (0, {len(body)}), got: "
+            f"{header[:32].decode('latin-1')}"
+        )
+    length = int(header)
+    if not length:
+        return _raw_request(body, declared)
+    return _read(body, body[:length], memoryview(body)[length:], declared)
+
+
+def _decoded(text: bytes) -> _Request:
+    try:
+        return _DECODE(text)
+    except msgspec.ValidationError as error:
+        raise _mistake(error) from None
+    except RecursionError:
+        raise too_deep() from None
+    except ValueError as error:
+        reason = str(error)
+    unread = InvalidRequest(f"failed to parse the request JSON buffer: {reason}")
+    # Python's own parser reads the NaN and Infinity that some clients write. It would read half of
+    # a surrogate pair too, which no answer can have.
+    if b"\\u" in text:
+        raise unread
+    try:
+        return msgspec.convert(json.loads(text), _Request)
+    except msgspec.ValidationError as error:
+        raise _mistake(error) from None
+    except RecursionError:
+        raise too_deep() from None
+    except (ValueError, TypeError):
+        raise unread from None
+
+
+def _mistake(error: msgspec.ValidationError) -> InvalidRequest:
+    """Return the error for a member of a wrong type, in the words of Triton's parser."""
+    text = str(error)
+    if missing := _MISSING.search(text):
+        return InvalidRequest(
+            f"Unable to parse '{missing[1]}': attempt to access non-existing object member "
+            f"'{missing[1]}'"
+        )
+    wrong = _WRONG.search(text)
+    if wrong is None or wrong[1] not in _WORDS:
+        return InvalidRequest(f"failed to parse the request JSON buffer: {text}")
+    return no_json(wrong[2], _WORDS[wrong[1]])
+
+
+def _read(
+    body: bytes, text: bytes, rest: bytes | memoryview, declared: Declaration
+) -> InferRequest:
+    given = _decoded(text)
+    inputs, as_it_came = [], bool(rest)
+    for one in given.inputs:
+        size = one.parameters.get(DATA_SIZE)
+        if size is None:
+            as_it_came = False
+            inputs.append(Tensor(one.name, one.datatype, one.shape, _values(one)))
+            continue
+        if type(size) is not int or size < 0:
+            raise no_json(DATA_SIZE, "unsigned-integer")
+        if one.data is not msgspec.UNSET:
+            raise InvalidRequest(
+                f"unexpected 'data' in input '{one.name}', whose binary data follows the JSON"
+            )
+        if size > len(rest):
+            raise InvalidRequest(
+                f"unexpected size for input '{one.name}', expecting {size - len(rest)} additional "
+                f"bytes for model '{declared.model}'"
+            )
+        inputs.append(Tensor(one.name, one.datatype, one.shape, rest[:size]))
+        rest = rest[size:]
+    if rest:
+        raise InvalidRequest(f"unexpected additional input data for model '{declared.model}'")
+    wanted = [_wanted(one) for one in given.outputs]
+    return InferRequest(
+        inputs, wanted, given.id, given.parameters,
+        binary=given.parameters.get(_BINARY_ALL) is True,
+        body=body if as_it_came else b"", header=len(text),
+    )  # fmt: skip
+
+
+def _values(one: _Input) -> bytes:
+    if one.datatype not in SIZES:
+        return b""  # refused by its check
+    if one.data is msgspec.UNSET:
+        raise InvalidRequest(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in "
+            "'parameters', 'shared_memory_region' in 'parameters'. But no field is set"
+        )
+    count = size_of(one.name, one.datatype, one.shape) // (SIZES[one.datatype] or 1)
+    values = flat(one.data)
+    if len(values) != count:
+        raise InvalidRequest(
+            "Unable to parse 'data': Shape does not match true shape of 'data' field"
+        )
+    return raw_of(one.datatype, values)
+
+
+def _wanted(one: _Output) -> RequestedOutput:
+    binary, classes = one.parameters.get(_BINARY), one.parameters.get(_CLASSES, 0)
+    if binary is not None and type(binary) is not bool:
+        raise InvalidRequest(f"parameter '{_BINARY}' of output '{one.name}' is no boolean")
+    if type(classes) is not int or classes < 0:
+        raise InvalidRequest(f"parameter '{_CLASSES}' of output '{one.name}' is no number")
+    return RequestedOutput(one.name, binary, classes)
+
+
+def _raw_request(body: bytes, declared: Declaration) -> InferRequest:
+    """Return a request whose body is the raw values of the only input."""
+    count = len(declared.inputs)
+    if count != 1:
+        raise InvalidRequest(
+            "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be "
+            f"deduced but got {count} inputs in '{declared.model}' model configuration"
+        )
+    (only,) = declared.inputs
+    if only.datatype == BYTES:
+        if any(size not in (1, ANY_SIZE) for size in only.shape):
+            raise InvalidRequest("For BYTE datatype raw input, the model must have input shape [1]")
+        request = of_value(body, only.name)
+        tensor = request.inputs[0]._replace(shape=[1] * len(only.shape))
+        return msgspec.structs.replace(request, inputs=[tensor])
+    dims = list(declared.dims_of(only))
+    if dims.count(ANY_SIZE) > 1:
+        raise InvalidRequest(
+            "The shape of the raw input cannot be deduced because there are more than one "
+            f"variable-sized dimensions in {shown(dims)}"
+        )
+    fixed = math.prod(size for size in dims if size != ANY_SIZE) * SIZES[only.datatype]
+    if ANY_SIZE in dims:
+        if not fixed or len(body) % fixed:
+            raise InvalidRequest(
+                f"The shape of the raw input '{only.name}' cannot be deduced from its "
+                f"{len(body)} bytes"
+            )
+        dims[dims.index(ANY_SIZE)] = len(body) // fixed
+    shape = [1, *dims] if declared.rows_max else dims
+    return InferRequest([Tensor(only.name, only.datatype, shape, body)])
+
+
+def write_response(
+    head: dict[str, Any], tensors: Sequence[Tensor], request: InferRequest
+) -> tuple[bytes, int]:
+    """Return the body of an answer, and the length of its JSON; 0 if that is all of it.
+
+    Raises:
+        InvalidRequest: JSON cannot express an output.
+    """
+    asked = {one.name: one.binary for one in request.wanted}
+    rows: list[dict[str, Any]] = []
+    parts: list[Any] = []
+    for one in tensors:
+        row: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": one.shape}
+        binary = asked.get(one.name)
+        if request.binary if binary is None else binary:
+            row["parameters"] = {DATA_SIZE: len(one.data)}
+            parts.append(one.data)
+        else:
+            row["data"] = json_of(one.datatype, one.data)
+        rows.append(row)
+    text = msgspec.json.encode({**head, "outputs": rows})
+    if not parts:
+        return text, 0
+    return b"".join((text, *parts)), len(text)

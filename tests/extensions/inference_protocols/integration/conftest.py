@@ -1,0 +1,77 @@
+"""One deployment with models of each kind, for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from extensions.inference_protocols.settings import ProtocolSettings
+from headrace.config.model.catalog import load_catalog
+from tests.harness.programs import save_onnx
+from tests.harness.servers.api_server import ApiServer, registry_server
+from tests.harness.servers.redis_servers import redis_server
+from tests.harness.workers.worker import celery_worker, write_models
+
+HANDLERS: Final = Path(__file__).parents[1] / "harness" / "tensor_models.py"
+
+
+def _tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[str, Any]:
+    return {
+        "tensors": [{"name": one, "datatype": datatype, "shape": shape, **more} for one in names]
+    }
+
+
+def _models(folder: Path) -> dict[str, Any]:
+    identity = {"handler": f"{HANDLERS}:Identity"}
+    kinds = ("FP32", "FP16", "BF16", "INT64", "UINT8", "BOOL", "BYTES")
+    return {
+        "echo": {"handler": "echo"},
+        # No worker has its label, so its jobs wait.
+        "waiting": {"handler": "echo", "labels": ["host=none"]},
+        "doubled": {
+            "handler": "tensor_model",
+            "weights": str(save_onnx(folder / "doubled.onnx")),
+            "inputs": _tensors("FP32", [-1, 2], "x"),
+        },
+        "simple": {
+            "handler": f"{HANDLERS}:AddSub",
+            "max_batch_size": 8,
+            "inputs": _tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
+            "outputs": _tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
+        },
+        "wrong": {
+            **identity,
+            "inputs": _tensors("UINT8", [-1, -1], "INPUT0"),
+            "outputs": _tensors("FP32", [-1, -1], "OUTPUT0"),
+        },
+        **{
+            f"identity_{kind.lower()}": {**identity, "inputs": _tensors(kind, [-1, -1], "INPUT0")}
+            for kind in kinds
+        },
+    }
+
+
+@pytest.fixture(scope="package")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    folder = tmp_path_factory.mktemp("protocols")
+    models = write_models(folder, **_models(folder))
+    catalog = load_catalog(models)
+    state = folder / "state"
+    with (
+        redis_server() as redis,
+        registry_server(
+            redis.url,
+            models,
+            models_file=models,
+            state_dir=state,
+            inference_protocols=ProtocolSettings(server_name="triton"),
+        ) as server,
+        celery_worker(
+            redis.url, models, folder, environ={"HEADRACE_STATE_DIR": str(state)}
+        ) as worker,
+    ):
+        worker.wait_ready(*(catalog.models.keys() - {"waiting"}))
+        yield server

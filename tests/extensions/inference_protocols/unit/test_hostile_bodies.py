@@ -1,0 +1,74 @@
+"""Whatever bytes come, a body is read or refused."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extensions.inference_protocols.handlers.arrays import read_input
+from extensions.inference_protocols.http.bodies import read_request
+from extensions.inference_protocols.tensors.datatypes import SIZES
+from extensions.inference_protocols.tensors.declarations import Declaration
+from extensions.inference_protocols.tensors.requests import check, envelope_of
+from headrace.config.inputs.tensors import DeclaredTensor
+from headrace.errors import InvalidRequest
+
+#: Often right, so that the checks behind the first are reached too.
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 4, 8, 2**31, 2**63, 2**70]) | st.integers()
+WORDS = st.text(max_size=3)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats(width=32, allow_nan=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=2),
+    max_leaves=6,
+)
+NAMES = st.sampled_from(["A", "B"]) | st.text(max_size=2)
+ROWS = st.fixed_dictionaries(
+    {
+        "name": NAMES,
+        "datatype": st.sampled_from([*SIZES, "FP8"]),
+        "shape": st.lists(NUMBERS, max_size=3) | VALUES,
+    },
+    optional={
+        "data": VALUES,
+        "parameters": st.fixed_dictionaries({}, optional={"binary_data_size": NUMBERS | VALUES}),
+    },
+)
+REQUESTS = st.fixed_dictionaries(
+    {"inputs": st.lists(ROWS, max_size=2)},
+    optional={"outputs": VALUES, "id": VALUES, "parameters": VALUES},
+)
+
+
+def declared(first: Any) -> Declaration:
+    inputs = [
+        DeclaredTensor(name="A", datatype=first, shape=[-1, -1]),
+        DeclaredTensor(name="B", datatype="BYTES", shape=[-1], optional=True),
+    ]
+    return Declaration("m", inputs, [], rows_max=8, native=False)
+
+
+@given(REQUESTS, st.binary(max_size=40), st.sampled_from(list(SIZES)), st.integers(-2, 2))
+def test_a_request_is_read_or_refused(
+    request: dict[str, Any], raw: bytes, datatype: str, off: int
+) -> None:
+    text = msgspec.json.encode(request)
+    header = b"%d" % (len(text) + off) if raw else b""
+    model = declared(datatype)
+    with contextlib.suppress(InvalidRequest):
+        read = read_request(text + raw, header, model)
+        rows = check(read, model)
+        arrays = read_input(*envelope_of(read, rows), model.inputs)
+        assert set(arrays) <= {"A", "B"}
+        assert all(list(arrays[one.name].shape) == one.shape for one in read.inputs)
+
+
+@given(st.binary(max_size=60), st.binary(max_size=3))
+def test_any_bytes_are_read_or_refused(body: bytes, header: bytes) -> None:
+    with contextlib.suppress(InvalidRequest):
+        read_request(body, header, declared("FP32"))
+    with contextlib.suppress(InvalidRequest):
+        read_input(body, f"application/vnd.headrace.tensors;header={header!r}", [])

@@ -15,7 +15,6 @@ from headrace.config.extensions import parts
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import HeadraceError
 
-
 Members = Mapping[str, Any]
 
 

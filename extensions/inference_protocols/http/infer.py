@@ -59,7 +59,7 @@ async def infer(services: Services, request: Request, model: str, version: str =
     try:
         if prefers_async(request.header(b"prefer")):
             job, replayed = await submit_job(services, validated)
-            return await _accepted(services, job, (*headers, REPLAYED) if replayed else headers)
+            return await accepted(services, job, (*headers, REPLAYED) if replayed else headers)
         job = await run(services, call, validated)
         tensors = await outputs_of(services, job)
         return _answer(request, asked, job, tensors, headers)
@@ -67,7 +67,8 @@ async def infer(services: Services, request: Request, model: str, version: str =
         return error_reply(error, headers)
 
 
-async def _accepted(services: Services, job: Job, headers: tuple[Header, ...]) -> Reply:
+async def accepted(services: Services, job: Job, headers: tuple[Header, ...]) -> Reply:
+    """Return the answer to a client that prefers not to wait: the job."""
     waiting_for = None
     if not job.state.final:
         waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)

@@ -187,8 +187,8 @@ async def cancel(services: Services, request: ValidatedRequest) -> None:
             await services.queue.cancel_one(request.identity.job_id)
 
 
-async def outputs_of(services: Services, job: Job) -> list[Tensor]:
-    """Return the outputs of a job that has ended.
+async def result_of(services: Services, job: Job) -> tuple[bytes, str]:
+    """Return the result of a job that has ended, with its content type.
 
     Raises:
         HeadraceError: the job has failed, or its result cannot be read.
@@ -198,9 +198,13 @@ async def outputs_of(services: Services, job: Job) -> list[Tensor]:
         code, message = (failure.type, failure.message) if failure else ("error", "the job failed")
         raise BY_CODE.get(code, HandlerError)(message)
     if job.stored is not None:
-        body, kind = await services.input_store.read_whole(job.stored), job.stored.content_type
-    else:
-        body, kind = raw_result(job) or (b"null", "")
+        return await services.input_store.read_whole(job.stored), job.stored.content_type
+    return raw_result(job) or (b"null", "")
+
+
+async def outputs_of(services: Services, job: Job) -> list[Tensor]:
+    """Return the outputs of a job that has ended; errors as for `result_of`."""
+    body, kind = await result_of(services, job)
     if kind.partition(";")[0] == TENSORS_TYPE:
         return read_outputs(body, kind)
     return [Tensor(OUTPUT.name, BYTES, [1], joined([body]))]

@@ -36,6 +36,27 @@ def _models() -> dict[str, Any]:
             "inputs": _tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
             "outputs": _tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
         },
+        "half": {
+            "handler": f"{HANDLERS}:HalfPlusTwo",
+            "max_batch_size": 8,
+            "inputs": _tensors("FP32", [-1], "x"),
+            "outputs": _tensors("FP32", [-1], "y"),
+        },
+        "scores": {
+            "handler": f"{HANDLERS}:Scores",
+            "inputs": _tensors("FP32", [-1], "p"),
+            "outputs": _tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
+        },
+        "mixed": {
+            "handler": f"{HANDLERS}:Mixed",
+            "max_batch_size": 8,
+            "inputs": {
+                "tensors": [
+                    {"name": "a", "datatype": "INT32", "shape": [-1, 2]},
+                    {"name": "b", "datatype": "BYTES", "shape": [-1]},
+                ]
+            },
+        },
         **{
             f"identity_{kind.lower()}": {**identity, "inputs": _tensors(kind, [-1, -1], "INPUT0")}
             for kind in kinds

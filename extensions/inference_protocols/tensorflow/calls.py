@@ -29,6 +29,7 @@ from extensions.inference_protocols.jobs.inference import (
 )
 from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensorflow import answers, requests
+from extensions.inference_protocols.tensors.datatypes import too_deep
 from extensions.inference_protocols.tensors.declarations import INPUT, Declaration, declaration_of
 from extensions.inference_protocols.tensors.requests import InferRequest, of_value
 from headrace.config.model.catalog import ModelConfig
@@ -85,6 +86,8 @@ async def call(services: Services, request: Request, model: str, version: str = 
             job_request(services, _call(request, at), found, one)
             for at, one in enumerate(_requests(document, rows, declared, verb))
         ]
+    except RecursionError:
+        raise too_deep() from None
     except HeadraceError as error:
         services.counters.refused(found.name, error.code)
         raise

@@ -16,7 +16,6 @@ from extensions.inference_protocols.tensors.datatypes import (
     joined,
     raw_of,
     shown,
-    too_deep,
 )
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
@@ -38,11 +37,10 @@ def document_of(body: bytes) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: the body has no object, or one for an unknown signature.
+        RecursionError: it is nested too deeply, as in all other functions here.
     """
     try:
         found = _loaded(body)
-    except RecursionError:
-        raise too_deep() from None
     except ValueError as error:
         raise InvalidRequest(f"JSON Parse error: {error}") from None
     if type(found) is not dict:
@@ -247,6 +245,8 @@ def _raw(datatype: str, values: list[Any]) -> Raw:
     try:
         return joined(map(_element, values)) if of_bytes else raw_of(datatype, values)
     except wrong:
+        if not values:
+            return b""
         if len(values) > 1:
             # The message names the first value that is wrong.
             half = len(values) // 2

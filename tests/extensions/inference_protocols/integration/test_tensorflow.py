@@ -77,6 +77,7 @@ ITEM_1: Final = "Failed to process element: 1 of 'instances' list. Error: INVALI
         ("half:predict", b"{", 400, "JSON Parse error: "),
         ("half:predict", b"", 400, "JSON Parse error: "),
         ("half:predict", b"[" * 100_000, 400, "failed to parse the request JSON"),
+        ("echo:predict", b'{"inputs":' + b"[" * 995 + b"]" * 995 + b"}", 400, "failed to parse"),
         ("half:predict", [1], 400, "JSON Value: [1] Is not object"),
         ("half:predict", {"a": 1}, 400, "Missing 'inputs' or 'instances' key"),
         ("half:predict", {"instances": [1], "inputs": [1]}, 400,

@@ -42,10 +42,8 @@ async def infer(services: Services, request: Request, model: str, version: str =
     """Run a request with tensors on a model."""
     found = await model_for(services, model, version)
     body = await read_body(request, services.settings.body_limit_bytes)
-    coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
     try:
-        if coding not in ("", "identity"):
-            body = decompressed(body, coding, services.settings.body_limit_bytes)
+        body = uncoded(services, request, body)
         asked = read_request(body, request.header(LENGTH), declaration_of(found))
         call = Call(
             request.caller, request.header, idempotency_key(request), request.receive,
@@ -65,6 +63,14 @@ async def infer(services: Services, request: Request, model: str, version: str =
         return _answer(request, asked, job, tensors, headers)
     except HeadraceError as error:
         return error_reply(error, headers)
+
+
+def uncoded(services: Services, request: Request, body: bytes) -> bytes:
+    """Return a body without the coding that its request names; errors as for `decompressed`."""
+    coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
+    if coding in ("", "identity"):
+        return body
+    return decompressed(body, coding, services.settings.body_limit_bytes)
 
 
 async def accepted(services: Services, job: Job, headers: tuple[Header, ...]) -> Reply:

@@ -13,14 +13,15 @@ from typing import Any, Final
 
 from api.http.bodies import read_body
 from api.http.messages import JSON, NO_STORE, HangUp, Header, Reply, Request
+from api.routes.jobs.submission import AcceptedJob
 from api.services import Services
 from api.submission.job_request import ValidatedRequest, idempotency_key, request_trace
 from api.submission.waiting import ASYNC_APPLIED, prefers_async
-from extensions.inference_protocols.http.bodies import decompressed
-from extensions.inference_protocols.http.infer import JOB, accepted
+from extensions.inference_protocols.http.infer import JOB, accepted, uncoded
 from extensions.inference_protocols.jobs.inference import (
     Call,
     Unsupported,
+    cancel,
     job_request,
     outputs_of,
     result_of,
@@ -75,12 +76,9 @@ async def call(services: Services, request: Request, model: str, version: str = 
         raise InvalidRequest(f"Malformed request: {request.method} {request.path[:256]}")
     found = await (served(services, model, name) if version else served(services, name))
     declared = declaration_of(found)
-    limit_bytes = services.settings.body_limit_bytes
-    body = await read_body(request, limit_bytes)
+    body = await read_body(request, services.settings.body_limit_bytes)
     try:
-        if coding := request.header(b"content-encoding").decode("latin-1"):
-            body = decompressed(body, coding, limit_bytes)
-        document = requests.document_of(body)
+        document = requests.document_of(uncoded(services, request, body))
         rows = requests.instances_of(document) if verb == _PREDICT else None
         jobs = [
             job_request(services, _call(request, at), found, one)
@@ -150,10 +148,16 @@ async def _left(
     services: Services, jobs: Sequence[ValidatedRequest], headers: tuple[Header, ...]
 ) -> Reply:
     """Submit jobs whose client does not wait; the answer is the only one, or all as `jobs`."""
-    left = [job for job, _ in await asyncio.gather(*(submit_job(services, one) for one in jobs))]
-    if len(left) == 1:
-        return await accepted(services, left[0], headers)
-    body = b'{"jobs":[%s]}' % b",".join(map(job_object, left))
+    submits = (submit_job(services, one) for one in jobs)
+    left = await asyncio.gather(*submits, return_exceptions=True)
+    for one in left:
+        if isinstance(one, BaseException):
+            await asyncio.gather(*(cancel(services, job) for job in jobs))
+            raise one
+    found = [one.job for one in left if isinstance(one, AcceptedJob)]
+    if len(found) == 1:
+        return await accepted(services, found[0], headers)
+    body = b'{"jobs":[%s]}' % b",".join(map(job_object, found))
     return Reply(202, body, JSON, (NO_STORE, ASYNC_APPLIED, *headers))
 
 
@@ -185,7 +189,7 @@ async def _results(
 async def _native_result(services: Services, job: Job) -> str:
     """Return the result of a model without tensors as JSON."""
     body, kind = await result_of(services, job)
-    if is_json(kind):
+    if is_json(kind.partition(";")[0]):
         return body.decode()
     return answers.text_of(body, encoded=not kind.startswith("text/"))
 

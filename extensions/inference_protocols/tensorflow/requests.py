@@ -10,13 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from extensions.inference_protocols.tensors.datatypes import (
-    BYTES,
-    Raw,
-    joined,
-    raw_of,
-    shown,
-)
+from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined, raw_of, shown
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.config.inputs.tensors import DeclaredTensor

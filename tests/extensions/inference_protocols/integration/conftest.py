@@ -36,6 +36,7 @@ def _models(folder: Path) -> dict[str, Any]:
             "weights": str(save_onnx(folder / "doubled.onnx")),
             "inputs": _tensors("FP32", [-1, 2], "x"),
         },
+        "narrow": {"handler": "echo", "labels": ["host=none"], "max_queue_depth": 2},
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
@@ -94,5 +95,5 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             redis.url, models, folder, environ={"HEADRACE_STATE_DIR": str(state)}
         ) as worker,
     ):
-        worker.wait_ready(*(catalog.models.keys() - {"waiting"}))
+        worker.wait_ready(*(catalog.models.keys() - {"waiting", "narrow"}))
         yield server

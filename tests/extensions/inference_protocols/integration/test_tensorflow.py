@@ -221,3 +221,14 @@ def test_a_job_that_fails_or_takes_too_long_ends_the_others(api: ApiServer) -> N
     assert late.status_code == 504
     for job in late.headers["headrace-job"].split(", "):
         assert api.job(job)["status"] == "cancelled"
+
+
+@pytest.mark.parametrize("headers", [{}, ASYNC])
+def test_a_request_of_several_jobs_finds_room_for_all_or_for_none(
+    api: ApiServer, headers: dict[str, str]
+) -> None:
+    full = ask(api, "narrow:predict", {"instances": [1, 2, 3]}, **headers)
+    assert (full.status_code, list(full.json())) == (429, ["error"])
+    assert int(full.headers["retry-after"]) > 0
+    queued = {"model": "narrow", "status": "queued"}
+    assert api.http.get("/api/v1/jobs", params=queued).json()["jobs"] == []

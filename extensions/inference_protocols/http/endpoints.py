@@ -11,12 +11,12 @@ from api.http.bodies import read_body
 from api.http.messages import NO_STORE, Reply, Request, json_reply
 from api.services import Services
 from extensions.inference_protocols.http.errors import error_reply
-from extensions.inference_protocols.jobs.inference import Unsupported
 from extensions.inference_protocols.models import repository
 from extensions.inference_protocols.models.descriptions import config_of, metadata_of
 from extensions.inference_protocols.models.lookup import is_ready, is_unloaded, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
 from extensions.inference_protocols.settings import NAME, ProtocolSettings
+from extensions.inference_protocols.tensors.requests import Unsupported
 from headrace import __version__
 from headrace.errors import BrokerError, InvalidRequest, ModelNotFound
 

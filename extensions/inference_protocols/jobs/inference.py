@@ -22,11 +22,12 @@ from api.submission.job_request import (
     with_details,
     with_trace,
 )
-from extensions.inference_protocols.tensors.datatypes import BYTES, joined
+from extensions.inference_protocols.tensors.datatypes import BYTES, joined, no_json
 from extensions.inference_protocols.tensors.declarations import OUTPUT, declaration_of
 from extensions.inference_protocols.tensors.envelope import Tensor, read_outputs
 from extensions.inference_protocols.tensors.requests import (
     InferRequest,
+    Unsupported,
     check,
     element_of,
     envelope_of,
@@ -39,7 +40,6 @@ from headrace.errors import (
     BrokerError,
     HandlerError,
     HeadraceError,
-    InvalidRequest,
     JobTimeout,
 )
 from headrace.jobs.job import Job, State, error_of
@@ -53,10 +53,6 @@ _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
 #: The least important priority of a job.
 _PRIORITY_MAX: Final = 9
 _US_PER_S: Final = 1_000_000
-
-
-class Unsupported(InvalidRequest, status=501):
-    """The protocol has it, and this server does not."""
 
 
 def _no_header(_: bytes) -> bytes:
@@ -135,7 +131,7 @@ def _options(request: InferRequest) -> JobOptions:
     for name in (_PRIORITY, _TIMEOUT):
         value = parameters.get(name, 0)
         if type(value) is not int or value < 0:
-            raise InvalidRequest(f"{request.about}parameter '{name}' is no number from 0 on")
+            raise no_json(name, "unsigned-integer")
         chosen[name] = value
     priority, timeout_us = chosen[_PRIORITY], chosen[_TIMEOUT]
     return JobOptions(

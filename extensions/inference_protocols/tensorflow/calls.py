@@ -20,7 +20,6 @@ from api.submission.waiting import ASYNC_APPLIED, prefers_async
 from extensions.inference_protocols.http.infer import JOB, accepted, uncoded
 from extensions.inference_protocols.jobs.inference import (
     Call,
-    Unsupported,
     cancel,
     job_request,
     outputs_of,
@@ -32,7 +31,7 @@ from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensorflow import answers, requests
 from extensions.inference_protocols.tensors.datatypes import too_deep
 from extensions.inference_protocols.tensors.declarations import INPUT, Declaration, declaration_of
-from extensions.inference_protocols.tensors.requests import InferRequest, of_value
+from extensions.inference_protocols.tensors.requests import InferRequest, Unsupported, of_value
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import HeadraceError, InvalidRequest, ModelNotFound
 from headrace.jobs.job import Job

@@ -10,10 +10,9 @@ from typing import Any, Final
 
 import msgspec
 
-from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined, raw_of, shown
+from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
-from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import InvalidRequest
 
 #: The only signature of a model.
@@ -86,49 +85,21 @@ def tensors_of_rows(rows: Sequence[Any], declared: Declaration) -> list[Tensor]:
     Raises:
         InvalidRequest: they do not fit the model, or one another.
     """
-    inputs = {one.name: one for one in declared.inputs}
     named = _is_named(rows[0])
     plain = "instances is a plain list, but expecting list of objects"
-    only = "" if named else _only(declared, plain)
-    shapes: dict[str, list[int]] = {}
-    raws: dict[str, list[Raw]] = {}
+    names = rows[0].keys() if named else {_only(declared, plain)}
+    needed = {one.name for one in declared.inputs if not one.optional or one.name in names}
     for at, row in enumerate(rows):
         if _is_named(row) != named:
             kinds = "object but got list" if named else "value/list but got object"
             raise InvalidRequest(f"Expecting {kinds} at item {at} of input list")
-        given = row if named else {only: row}
-        for name, value in given.items():
-            try:
-                raw = _row_of(inputs, name, value, shapes)
-            except InvalidRequest as error:
-                key = f" key: {name[:64]}" if named else ""
-                raise InvalidRequest(
-                    f"Failed to process element: {at}{key} of 'instances' list. Error: "
-                    f"INVALID_ARGUMENT: {error}"
-                ) from None
-            raws.setdefault(name, []).append(raw)
-        needed = {name for name, one in inputs.items() if not one.optional} | shapes.keys()
-        if needed != given.keys():
+        if named and row.keys() != needed:
             raise InvalidRequest(
                 f"Failed to process element: {at} of 'instances' list. JSON object: {_text(row)} "
                 f"keys must be equal to: {','.join(sorted(needed))}"
             )
-    return [
-        Tensor(name, inputs[name].datatype, [len(rows), *shape], b"".join(raws[name]))
-        for name, shape in shapes.items()
-    ]
-
-
-def _row_of(
-    inputs: Mapping[str, DeclaredTensor], name: str, value: Any, shapes: dict[str, list[int]]
-) -> Raw:
-    if name not in inputs:
-        raise InvalidRequest(f"JSON object: does not have named input: {name[:64]}")
-    shape, values = _dense(value)
-    first = shapes.setdefault(name, shape)
-    if first != shape:
-        raise InvalidRequest(f"Expecting shape {shown(first)} but got: {shown(shape)}")
-    return _raw(inputs[name].datatype, values)
+    columns = {name: [row[name] for row in rows] if named else rows for name in names}
+    return tensors_of_columns(columns, declared)
 
 
 def tensors_of_columns(inputs: Any, declared: Declaration) -> list[Tensor]:

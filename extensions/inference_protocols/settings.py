@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, Final
 
-NAME = "inference_protocols"
+import msgspec
+from msgspec import Meta
+
+NAME: Final = "inference_protocols"
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -12,6 +15,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         server_name: what clients get as the name of the server; some examples expect `triton`.
+        answered_ttl_s: how long the job of a request is kept that was answered with its result.
     """
 
     server_name: str = "headrace"
+    answered_ttl_s: Annotated[int, Meta(ge=1, le=2_592_000)] = 60

@@ -52,6 +52,17 @@ def test_every_answer_has_the_id_of_its_job(api: ApiServer) -> None:
     assert api.job(late.headers["headrace-job"])["status"] == "expired"
 
 
+@pytest.mark.parametrize(
+    ("headers", "ttl"), [({}, b"60"), (ASYNC, None), ({"idempotency-key": "again"}, None)]
+)
+def test_the_job_of_an_answered_request_is_kept_for_a_minute(
+    api: ApiServer, headers: dict[str, str], ttl: bytes | None
+) -> None:
+    answer = api.http.post("/v2/models/echo/infer", json=body(), headers=headers)
+    with patient(api.redis_url) as redis:
+        assert redis.hget(keys.job(answer.headers["headrace-job"]), JobField.TTL) == ttl
+
+
 @pytest.mark.parametrize(("priority", "step"), [(0, b"0"), (1, b"0"), (5, b"3"), (200, b"9")])
 def test_the_priority_of_the_protocol_is_that_of_the_job(
     api: ApiServer, priority: int, step: bytes

@@ -104,7 +104,7 @@ def _call(request: Request, at: int) -> Call:
     key = idempotency_key(request)
     return Call(
         request.caller, request.header, f"{key}-{at}" if key and at else key, request.receive,
-        request_trace(request),
+        waits=not prefers_async(request.header(b"prefer")), trace=request_trace(request),
     )  # fmt: skip
 
 

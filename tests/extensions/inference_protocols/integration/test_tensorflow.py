@@ -11,8 +11,11 @@ from typing import Any, Final
 import openai
 import pytest
 
+from headrace.redis import keys
+from headrace.redis.fields import JobField
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.wait import wait_until
+from tests.harness.workers.worker import patient
 
 MODELS: Final = "/v1/models"
 ASYNC: Final = {"prefer": "respond-async"}
@@ -180,6 +183,12 @@ def test_a_client_can_leave_its_jobs_behind(api: ApiServer) -> None:
     assert (one.status_code, one.headers["preference-applied"]) == (202, "respond-async")
     assert one.headers["location"] == f"/api/v1/jobs/{one.headers['headrace-job']}"
     assert api.ended(one.json()["id"])["status"] == "succeeded"
+    answered = ask(api, "half:predict", {"instances": [1.0]})
+    with patient(api.redis_url) as redis:
+        kept = [
+            redis.hget(keys.job(of.headers["headrace-job"]), JobField.TTL) for of in (one, answered)
+        ]
+    assert kept == [None, b"60"], "a job that was left behind is kept as any other"
     several = ask(
         api, "echo:predict", {"instances": ["a", "b"]}, **ASYNC, **{"idempotency-key": "k"}
     )

@@ -30,6 +30,7 @@ local f = io.open(os.getenv("BODY"), "rb"); wrk.body = f:read("*a"); f:close()
 wrk.method = "POST"
 wrk.headers["Content-Type"] = os.getenv("CONTENT_TYPE")
 if os.getenv("PREFER") ~= "" then wrk.headers["Prefer"] = os.getenv("PREFER") end
+if os.getenv("HEADER") ~= "" then wrk.headers[os.getenv("HEADER")] = os.getenv("VALUE") end
 local codes = {}
 function done(s, l, r)
   local form = "JSON{\\"n\\":%d,\\"s\\":%.4f,\\"p50\\":%.3f,\\"p99\\":%.3f,\\"bad\\":%d}\\n"
@@ -66,14 +67,24 @@ def run_load(
     seconds: float,
     prefer: str = "",
     content_type: str = "application/json",
+    header: tuple[str, str] = ("", ""),
 ) -> Load:
-    """POST the body in a closed loop over keep-alive connections for `seconds`."""
+    """POST the body in a closed loop over keep-alive connections for `seconds`.
+
+    `header` is one more header, with its value.
+    """
     load = _wrk if shutil.which("wrk") else _sockets
-    return load(url, body, connections, seconds, prefer, content_type)
+    return load(url, body, connections, seconds, prefer, content_type, header)
 
 
 def _wrk(
-    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+    url: str,
+    body: bytes,
+    connections: int,
+    seconds: float,
+    prefer: str,
+    content_type: str,
+    header: tuple[str, str],
 ) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "post.lua").write_text(WRK_SCRIPT)
@@ -84,6 +95,7 @@ def _wrk(
             env={
                 **os.environ,
                 "BODY": f"{folder}/body", "PREFER": prefer, "CONTENT_TYPE": content_type,
+                "HEADER": header[0], "VALUE": header[1],
             },
             capture_output=True, text=True, check=True, timeout=seconds + 60,
         )  # fmt: skip
@@ -102,14 +114,21 @@ class _Connection:
 
 
 def _sockets(
-    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+    url: str,
+    body: bytes,
+    connections: int,
+    seconds: float,
+    prefer: str,
+    content_type: str,
+    header: tuple[str, str],
 ) -> Load:
     parts = urlsplit(url)
     address = (parts.hostname or "127.0.0.1", parts.port or 80)
-    preference = f"Prefer: {prefer}\r\n" if prefer else ""
+    more = f"Prefer: {prefer}\r\n" if prefer else ""
+    more += f"{': '.join(header)}\r\n" if header[0] else ""
     request = (
         f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {content_type}\r\n"
-        f"{preference}Content-Length: {len(body)}\r\n\r\n"
+        f"{more}Content-Length: {len(body)}\r\n\r\n"
     ).encode() + body
     selector = selectors.DefaultSelector()
     latencies: list[float] = []

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 from api.http.messages import Receive, Reply, Scope, Send
 from api.routes.media import EXAMPLES, Examples, PathParameter
 from api.routes.table import PATH_PARAMETERS, TABLE, Operation
 from api.services import Part, Services
 from headrace.config.extensions import parts
+from headrace.config.model.catalog import ModelConfig
 from headrace.errors import HeadraceError
+
+Members = Mapping[str, Any]
 
 
 class Service(Protocol):
@@ -53,6 +56,8 @@ class ApiPart:
         hint: returns what to use in place of an unknown path; None if it knows nothing better.
         header_prefixes: how request headers begin that pages of other origins may send.
         examples: those of its types in the description, by the name of the type.
+        model_members: returns what clients of its kind read of a model at `/v1/models/{model}`, or,
+            for None, of all models at `/v1/models`. The clients of several kinds share these paths.
     """
 
     routes: Sequence[Operation] = ()
@@ -65,6 +70,7 @@ class ApiPart:
     hint: Callable[[str, str], str | None] | None = None
     header_prefixes: tuple[str, ...] = ()
     examples: Examples = field(default_factory=dict)
+    model_members: Callable[[Services, ModelConfig | None], Awaitable[Members]] | None = None
 
 
 @cache
@@ -91,6 +97,15 @@ def hint_of(method: str, path: str) -> str:
     """Return what to use in place of an unknown path; "" if no extension knows anything better."""
     hints = (part.hint(method, path) for part in api_parts() if part.hint is not None)
     return " ".join(filter(None, hints))
+
+
+async def model_members(services: Services, model: ModelConfig | None) -> dict[str, Any]:
+    """Return what all extensions add to the object of a model, or, for None, to that of all."""
+    found: dict[str, Any] = {}
+    for part in api_parts():
+        if part.model_members is not None:
+            found |= await part.model_members(services, model)
+    return found
 
 
 @cache

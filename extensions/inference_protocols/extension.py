@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def _api() -> ApiPart:
-    from extensions.inference_protocols.http.table import PART
+    from extensions.inference_protocols.api_part import PART
 
     return PART
 

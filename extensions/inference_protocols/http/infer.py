@@ -42,10 +42,8 @@ async def infer(services: Services, request: Request, model: str, version: str =
     """Run a request with tensors on a model."""
     found = await model_for(services, model, version)
     body = await read_body(request, services.settings.body_limit_bytes)
-    coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
     try:
-        if coding not in ("", "identity"):
-            body = decompressed(body, coding, services.settings.body_limit_bytes)
+        body = uncoded(services, request, body)
         asked = read_request(body, request.header(LENGTH), declaration_of(found))
         call = Call(
             request.caller, request.header, idempotency_key(request), request.receive,
@@ -59,7 +57,7 @@ async def infer(services: Services, request: Request, model: str, version: str =
     try:
         if not call.waits:
             job, replayed = await submit_job(services, validated)
-            return await _accepted(services, job, (*headers, REPLAYED) if replayed else headers)
+            return await accepted(services, job, (*headers, REPLAYED) if replayed else headers)
         job = await run(services, call, validated)
         tensors = await outputs_of(services, job)
         return _answer(request, asked, job, tensors, headers)
@@ -67,7 +65,16 @@ async def infer(services: Services, request: Request, model: str, version: str =
         return error_reply(error, headers)
 
 
-async def _accepted(services: Services, job: Job, headers: tuple[Header, ...]) -> Reply:
+def uncoded(services: Services, request: Request, body: bytes) -> bytes:
+    """Return a body without the coding that its request names; errors as for `decompressed`."""
+    coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
+    if coding in ("", "identity"):
+        return body
+    return decompressed(body, coding, services.settings.body_limit_bytes)
+
+
+async def accepted(services: Services, job: Job, headers: tuple[Header, ...]) -> Reply:
+    """Return the answer to a client that prefers not to wait: the job."""
     waiting_for = None
     if not job.state.final:
         waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from api.auth.authenticator import Open
-from api.extension import ApiPart
 from api.http.messages import Reply
 from api.routes.table import Operation
 from extensions.inference_protocols.http import endpoints
@@ -52,12 +51,9 @@ def _routes() -> Iterator[Operation]:
             yield Operation("POST", f"{path}/unregister", endpoints.unregister, manage)
 
 
-def _error_reply(path: str, error: HeadraceError) -> Reply | None:
+ROUTES: Final = list(_routes())
+
+
+def error_for(path: str, error: HeadraceError) -> Reply | None:
+    """Return an error of these paths; None for another path."""
     return error_reply(error) if path == _PREFIX or path.startswith(f"{_PREFIX}/") else None
-
-
-PART: Final = ApiPart(
-    routes=list(_routes()),
-    error_reply=_error_reply,
-    header_prefixes=("inference-header-",),
-)

@@ -47,6 +47,7 @@ from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import DEFAULT_OPTIONS, MAX_WAIT_FOR_START_S, JobOptions
 from headrace.jobs.trace_context import Trace
 from headrace.jobs.values.encoding import binary_input, from_kombu
+from headrace.jobs.values.media_types import JSON_TYPE
 
 #: Parameters of a request that belong to the protocol.
 _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
@@ -192,8 +193,8 @@ async def cancel(services: Services, request: ValidatedRequest) -> None:
             await services.queue.cancel_one(request.identity.job_id)
 
 
-async def outputs_of(services: Services, job: Job) -> list[Tensor]:
-    """Return the outputs of a job that has ended.
+async def result_of(services: Services, job: Job) -> tuple[bytes, str]:
+    """Return the result of a job that has ended, with its content type.
 
     Raises:
         HeadraceError: the job has failed, or its result cannot be read.
@@ -203,10 +204,14 @@ async def outputs_of(services: Services, job: Job) -> list[Tensor]:
         code, message = (failure.type, failure.message) if failure else ("error", "the job failed")
         raise BY_CODE.get(code, HandlerError)(message)
     if job.stored is not None:
-        body, kind = await services.input_store.read_whole(job.stored), job.stored.content_type
-    else:
-        text, kind = job.result_json or b"null", job.result_type
-        body = (from_kombu(text) or b"") if kind else text
+        return await services.input_store.read_whole(job.stored), job.stored.content_type
+    text, kind = job.result_json or b"null", job.result_type
+    return ((from_kombu(text) or b""), kind) if kind else (text, JSON_TYPE)
+
+
+async def outputs_of(services: Services, job: Job) -> list[Tensor]:
+    """Return the outputs of a job that has ended; errors as for `result_of`."""
+    body, kind = await result_of(services, job)
     if kind.partition(";")[0] == TENSORS_TYPE:
         return read_outputs(body, kind)
     return [Tensor(OUTPUT.name, BYTES, [1], joined([body]))]

@@ -173,14 +173,20 @@ def json_of(datatype: str, raw: Raw) -> msgspec.Raw:
             raise InvalidRequest(
                 "an output of BYTES is not UTF-8, so JSON cannot have it. Request it as binary data"
             ) from None
+    values = values_of(datatype, raw)
+    if datatype[0] == "F" and not all(map(math.isfinite, values)):
+        # The tokens NaN and Infinity, which Python's JSON and tritonclient read.
+        return msgspec.Raw(json.dumps(values).encode())
+    return msgspec.Raw(msgspec.json.encode(values))
+
+
+def values_of(datatype: str, raw: Raw) -> list[Any]:
+    """Return raw numbers or booleans as a flat list; errors as for `json_of`."""
     if datatype not in _CODES:
         raise InvalidRequest(
             f"sending {datatype} data via JSON is not supported. Please use the binary data format "
             "for input/output"
         )
     view: Any = memoryview(raw)
-    values = view.cast("B").cast(_CODES[datatype]).tolist()
-    if datatype[0] == "F" and not all(map(math.isfinite, values)):
-        # The tokens NaN and Infinity, which Python's JSON and tritonclient read.
-        return msgspec.Raw(json.dumps(values).encode())
-    return msgspec.Raw(msgspec.json.encode(values))
+    found: list[Any] = view.cast("B").cast(_CODES[datatype]).tolist()
+    return found

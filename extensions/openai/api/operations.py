@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from api.auth.authenticator import Open
+from api.extension import model_members
 from api.http.messages import Reply, Request, json_reply
 from api.routes.media import BINARY, IDEMPOTENCY_KEY, Body, Success
 from api.routes.service import health
@@ -31,6 +32,7 @@ from extensions.openai.schema.requests import (
 from extensions.openai.schema.responses import RESPONSES, Response, ResponseDeleted, ResponseRequest
 from headrace import errors
 from headrace.access.api_key import Scope
+from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.job import Count
 
 #: When this process began to serve; a model has no date of its own.
@@ -56,13 +58,23 @@ class OpenAIModels(msgspec.Struct, kw_only=True):
 async def list_openai_models(services: Services, request: Request) -> Reply:
     """Return all models, as OpenAI's API shows them."""
     request.query()
-    return json_reply(OpenAIModels(data=[_model(one.name) for one in services.catalog.served]))
+    models = OpenAIModels(data=[_model(one.name) for one in services.catalog.served])
+    return await _with_members(services, models, None)
 
 
 async def get_openai_model(services: Services, request: Request, model: str) -> Reply:
     """Return one model, as OpenAI's API shows it."""
     request.query()
-    return json_reply(_model(services.catalog.get(model).name))
+    found = services.catalog.get(model)
+    return await _with_members(services, _model(found.name), found)
+
+
+async def _with_members(
+    services: Services, document: msgspec.Struct, model: ModelConfig | None
+) -> Reply:
+    """Return a document with what clients of other kinds read at the same path."""
+    members = await model_members(services, model)
+    return json_reply({**members, **msgspec.to_builtins(document)})
 
 
 def _model(name: str) -> OpenAIModel:

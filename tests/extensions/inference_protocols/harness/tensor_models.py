@@ -30,3 +30,34 @@ class Identity(Handler):
             for array in one.values():
                 assert array.dtype == np.object_ or not array.flags.owndata, "it was copied"
         return [{name.replace("IN", "OUT"): array for name, array in one.items()} for one in items]
+
+
+class HalfPlusTwo(Handler):
+    """TensorFlow Serving's example: x / 2 + 2."""
+
+    def inference(self, items: Any) -> Any:
+        if any((one["x"] == -1).any() for one in items):
+            raise ValueError("below 0")
+        return [one["x"] / np.float32(2) + np.float32(2) for one in items]
+
+
+class Scores(Handler):
+    """The scores of two classes."""
+
+    def inference(self, items: Any) -> Any:
+        return [np.stack([1 - one["p"], one["p"]], 1) for one in items]
+
+
+class Mixed(Handler):
+    """Outputs of several datatypes."""
+
+    def inference(self, items: Any) -> Any:
+        return [
+            {
+                "sum": one["a"].sum(1),
+                "b_bytes": one["b"],
+                "b": one["b"],
+                "yes": one["a"][:, 0] < 3,
+            }
+            for one in items
+        ]

@@ -36,11 +36,33 @@ def _models(folder: Path) -> dict[str, Any]:
             "weights": str(save_onnx(folder / "doubled.onnx")),
             "inputs": _tensors("FP32", [-1, 2], "x"),
         },
+        "narrow": {"handler": "echo", "labels": ["host=none"], "max_queue_depth": 2},
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
             "inputs": _tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
             "outputs": _tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
+        },
+        "half": {
+            "handler": f"{HANDLERS}:HalfPlusTwo",
+            "max_batch_size": 8,
+            "inputs": _tensors("FP32", [-1], "x"),
+            "outputs": _tensors("FP32", [-1], "y"),
+        },
+        "scores": {
+            "handler": f"{HANDLERS}:Scores",
+            "inputs": _tensors("FP32", [-1], "p"),
+            "outputs": _tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
+        },
+        "mixed": {
+            "handler": f"{HANDLERS}:Mixed",
+            "max_batch_size": 8,
+            "inputs": {
+                "tensors": [
+                    {"name": "a", "datatype": "INT32", "shape": [-1, 2]},
+                    {"name": "b", "datatype": "BYTES", "shape": [-1]},
+                ]
+            },
         },
         "wrong": {
             **identity,
@@ -73,5 +95,5 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
             redis.url, models, folder, environ={"HEADRACE_STATE_DIR": str(state)}
         ) as worker,
     ):
-        worker.wait_ready(*(catalog.models.keys() - {"waiting"}))
+        worker.wait_ready(*(catalog.models.keys() - {"waiting", "narrow"}))
         yield server

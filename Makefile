@@ -14,6 +14,9 @@ TEST_PROCESSES ?= 4
 GPU_PYTHON ?= 3.12
 # Where `make torchserve` installs the real TorchServe, for tests/extensions/torchserve/compat and benchmarks/torchserve.
 TORCHSERVE ?= .venv-torchserve
+# Where `make clients` installs published clients of OpenAI's API.
+CLIENTS ?= .venv-clients
+CLIENT_FILES := tests/extensions/openai/integration/clients
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 # A folder of the product: `make test ROOM=workers/batching` runs its tests and those of what imports it.
@@ -44,7 +47,7 @@ INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests kube-tools torchserve wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests kube-tools torchserve clients wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -102,11 +105,13 @@ bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 
 torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/extensions/torchserve/compat (needs Java 17)
 
+clients: $(CLIENTS)/.installed  ## Install published clients of OpenAI's API for their tests
+
 wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
 
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) $(TORCHSERVE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
+	rm -rf $(VENV) $(TORCHSERVE) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -134,6 +139,14 @@ $(TS_STAMP): tests/extensions/torchserve/compat/torchserve.txt $(DEV_STAMP)
 		> $$($(TORCHSERVE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch.pth
 	@command -v java >/dev/null || \
 		echo "make: TorchServe needs Java 17, and there is no java; on Debian: apt install openjdk-17-jre-headless" >&2
+	@touch $@
+
+$(CLIENTS)/.installed: $(CLIENT_FILES)/clients.txt $(CLIENT_FILES)/node/package-lock.json
+	$(PYTHON) -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r $<
+	@mkdir -p $(CLIENTS)/node && cp $(CLIENT_FILES)/node/package*.json $(CLIENTS)/node
+	@if command -v npm >/dev/null; then npm ci --silent --prefix $(CLIENTS)/node; \
+		else echo "make: there is no npm, so the clients for Node are left out" >&2; fi
 	@touch $@
 
 , := ,

@@ -34,6 +34,7 @@ SLOW: Final = (
     "integration/api/test_conformance.py",
     "integration/api/test_refused_bodies.py",
     "integration/background/test_refused_writes.py",
+    "extensions/openai/integration/clients",
     "extensions/openai/integration/batches/test_kills.py",
     "extensions/openai/integration/batches/test_windows.py",
     "extensions/tuning/integration/bench/test_bench_command.py",

@@ -42,9 +42,11 @@ TS_STAMP   := $(TORCHSERVE)/.installed
 # Whoever has the development environment needs no second installation for the demo.
 INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
+PROTOS := extensions/inference_protocols/grpc/protos
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi torchserve wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi protos torchserve wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -86,6 +88,9 @@ demo: $(INSTALLED)  ## Run the whole system, classify images, ask a language mod
 
 openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of it
 	@$(PY) -m api.openapi docs/openapi.json
+
+protos: $(DEV_STAMP)  ## Write the descriptors of the .proto files, after a change of them
+	$(PY) -m grpc_tools.protoc -I $(PROTOS) --include_imports --descriptor_set_out=$(PROTOS)/inference.binpb grpc_service.proto
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated, Final
 
-NAME = "inference_protocols"
+import msgspec
+from msgspec import Meta
+
+NAME: Final = "inference_protocols"
 
 
 class ProtocolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -12,6 +15,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         server_name: what clients get as the name of the server; some examples expect `triton`.
+        grpc_port: where each API process serves gRPC; 0 for no gRPC. Triton's clients expect 8001.
     """
 
     server_name: str = "headrace"
+    grpc_port: Annotated[int, Meta(ge=0, le=65_535)] = 0

@@ -162,7 +162,7 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
     """
     wait_s = services.settings.max_wait_s
     try:
-        job, _ = await submit_and_wait(services, request, call.receive or _never, wait_s)
+        job, _ = await submit_and_wait(services, request, call.receive or never, wait_s)
     except (ClientGone, asyncio.CancelledError):
         await asyncio.shield(cancel(services, request))
         raise
@@ -175,7 +175,7 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
     return job
 
 
-async def _never() -> Any:
+async def never() -> Any:
     """Receive nothing: the task of the caller is cancelled when its client goes."""
     await asyncio.Event().wait()
 

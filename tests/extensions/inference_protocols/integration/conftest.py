@@ -17,7 +17,7 @@ from tests.harness.workers.worker import celery_worker, write_models
 HANDLERS: Final = Path(__file__).parents[1] / "harness" / "tensor_models.py"
 
 
-def _tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[str, Any]:
+def tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[str, Any]:
     return {
         "tensors": [{"name": one, "datatype": datatype, "shape": shape, **more} for one in names]
     }
@@ -33,11 +33,11 @@ def _models() -> dict[str, Any]:
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
-            "inputs": _tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
-            "outputs": _tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
+            "inputs": tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
+            "outputs": tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
         },
         **{
-            f"identity_{kind.lower()}": {**identity, "inputs": _tensors(kind, [-1, -1], "INPUT0")}
+            f"identity_{kind.lower()}": {**identity, "inputs": tensors(kind, [-1, -1], "INPUT0")}
             for kind in kinds
         },
     }

@@ -7,6 +7,9 @@ An input is a JSON list for a program with one input, else an object with the in
 place of a list there may be `{"base64": "..."}`. It has the bytes of an .npy file, or raw ones in C
 order and little-endian. `shape` is needed where the tensor has dimensions of any size. A body that
 is not JSON is such bytes. A result is an object with the outputs by name.
+
+If the model declares tensors as its `inputs`, an input is arrays by name, of several rows, and so
+is its result.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ _NPY: Final = b"\x93NUMPY"
 _EXAMPLE_MAX_BYTES: Final = 64 * 1024 * 1024
 _TYPES: Final[tuple[str, ...]] = TensorType.__args__  # type: ignore[attr-defined]
 
-#: The arrays of one job, in the order of the program's inputs.
+#: The arrays of one job's rows, in the order of the program's inputs.
 Item = tuple[Array, ...]
 
 
@@ -76,24 +79,30 @@ class TensorModel(ItemHandler):
     @override
     def example_input(self) -> Any:
         """Return zeros; None if the size of a dimension is open."""
-        example, total = {}, 0
+        example: dict[str, Any] = {}
+        total = 0
         for spec in self.tensors.inputs:
             shape = [size for size in spec.shape[1:] if isinstance(size, int) and size >= 0]
             total += math.prod(shape) * np.dtype(spec.dtype).itemsize
             if len(shape) < len(spec.shape) - 1 or total > _EXAMPLE_MAX_BYTES:
                 return None
+            if self.context.declared_tensors:
+                example[spec.name] = np.zeros((1, *shape), spec.dtype)
+                continue
             zeros = np.zeros(shape, spec.dtype).tobytes()
             example[spec.name] = {"base64": base64.b64encode(zeros).decode()}
         return example
 
     @override
     def item(self, data: Any) -> Item:
-        return read_item(data, self.tensors.inputs)
+        if self.context.declared_tensors:
+            return read_rows(data, self.tensors.inputs)
+        return tuple(array[np.newaxis] for array in read_item(data, self.tensors.inputs))
 
     @override
     def inference(self, items: Any) -> Any:
         results: list[Any] = [None] * len(items)
-        for places in grouped(items, lambda item: tuple(array.shape for array in item)):
+        for places in grouped(items, lambda item: tuple(array.shape[1:] for array in item)):
             for place, row in zip(places, self._rows([items[n] for n in places]), strict=True):
                 results[place] = row
         return results
@@ -101,33 +110,46 @@ class TensorModel(ItemHandler):
     @override
     def postprocess(self, outputs: Any) -> list[Any]:
         names = [spec.name for spec in self.tensors.outputs]
+        if self.context.declared_tensors:
+            return [dict(zip(names, rows, strict=True)) for rows in outputs]
         write: Callable[[Array], Any] = _as_base64
         if self.options.results == "lists":
             write = methodcaller("tolist")
-        return [dict(zip(names, map(write, row), strict=True)) for row in outputs]
+        return [dict(zip(names, (write(one[0]) for one in rows), strict=True)) for rows in outputs]
 
     def _rows(self, items: Sequence[Item]) -> list[Item]:
-        """Return the outputs of items with the same shapes, each as a row of every output."""
+        """Return the outputs of items whose rows have the same shapes, for each item its rows."""
+        columns = [np.concatenate(column) for column in zip(*items, strict=True)]
+        count = len(columns[0])
+        step = self.program.most or count or 1
+        # A request without rows runs too, so that its outputs have their shapes.
+        starts = range(0, count, step) if count else [0]
+        parts = [self._run([column[at : at + step] for column in columns]) for at in starts]
+        whole = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        ends = np.cumsum([len(item[0]) for item in items])[:-1]
+        return list(zip(*(np.split(output, ends) for output in whole), strict=True))
+
+    def _run(self, batch: list[Array]) -> list[Array]:
+        """Return the outputs of a batch that the program can take, once it is filled up."""
         program, names = self.program, [spec.name for spec in self.tensors.outputs]
-        step = program.most or len(items)
-        rows: list[Item] = []
-        for start in range(0, len(items), step):
-            part = list(items[start : start + step])
-            filled = part + part[-1:] * (program.least - len(part))
-            batch = [np.stack(column) for column in zip(*filled, strict=True)]
-            outputs = program.run(batch, names)
-            if len(outputs) != len(names):
+        count = len(batch[0])
+        if not count:
+            batch = [np.zeros((program.least, *column.shape[1:]), column.dtype) for column in batch]
+        elif count < program.least:
+            places = [*range(count), *[count - 1] * (program.least - count)]
+            batch = [column[places] for column in batch]
+        found = program.run(batch, names)
+        if len(found) != len(names):
+            raise HandlerError(
+                f"the program returns {len(found)} tensors, but {len(names)} are declared"
+            )
+        for name, output in zip(names, found, strict=True):
+            if output.ndim == 0 or len(output) != len(batch[0]):
                 raise HandlerError(
-                    f"the program returns {len(outputs)} tensors, but {len(names)} are declared"
+                    f"the output {name} has the shape {list(output.shape)} for a batch of "
+                    f"{len(batch[0])}; its first dimension must be the batch"
                 )
-            for name, output in zip(names, outputs, strict=True):
-                if output.ndim == 0 or len(output) != len(filled):
-                    raise HandlerError(
-                        f"the output {name} has the shape {list(output.shape)} for a batch of "
-                        f"{len(filled)}; its first dimension must be the batch"
-                    )
-            rows.extend(tuple(output[n] for output in outputs) for n in range(len(part)))
-        return rows
+        return [output[:count] for output in found]
 
 
 def _tensors(context: Context, program: Program) -> Tensors:
@@ -183,9 +205,23 @@ def read_item(value: Any, specs: Sequence[TensorSpec]) -> Item:
     arrays = []
     for spec in specs:
         array = _array(values[spec.name], spec)
-        _check_shape(array, spec, sizes)
+        _check_shape(array.shape, spec, sizes)
         arrays.append(array)
     return tuple(arrays)
+
+
+def read_rows(value: Any, specs: Sequence[TensorSpec]) -> Item:
+    """Return the arrays of one job's rows, in the order of the tensors; errors as `read_item`."""
+    values = _by_name(value, specs)
+    sizes: dict[str, tuple[int, str]] = {}
+    for spec in specs:
+        array = values[spec.name]
+        if array.dtype != np.dtype(spec.dtype):
+            raise InputError(f"{spec.name}: expected {spec.dtype}, got {array.dtype}")
+        _check_shape(array.shape[1:], spec, sizes)
+    if len({len(values[spec.name]) for spec in specs}) > 1:
+        raise InputError("the tensors of an input must have the same number of rows")
+    return tuple(values[spec.name] for spec in specs)
 
 
 def _by_name(value: Any, specs: Sequence[TensorSpec]) -> Mapping[str, Any]:
@@ -289,19 +325,18 @@ def _from_npy(body: bytes, spec: TensorSpec) -> Array:
     return np.ascontiguousarray(flat.reshape(shape, order="F" if fortran else "C"))
 
 
-def _check_shape(array: Array, spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
+def _check_shape(shape: Sequence[int], spec: TensorSpec, sizes: dict[str, tuple[int, str]]) -> None:
     """Check an array's shape; dimensions of one name must be equal in all tensors of an input."""
     expected = spec.shape[1:]
-    good = array.ndim == len(expected) and all(
+    good = len(shape) == len(expected) and all(
         isinstance(size, str) or size in (-1, found)
-        for size, found in zip(expected, array.shape, strict=True)
+        for size, found in zip(expected, shape, strict=True)
     )
     if not good:
         raise InputError(
-            f"{spec.name}: expected the shape {expected} (without the batch), got "
-            f"{list(array.shape)}"
+            f"{spec.name}: expected the shape {expected} (without the batch), got {list(shape)}"
         )
-    for size, found in zip(expected, array.shape, strict=True):
+    for size, found in zip(expected, shape, strict=True):
         if isinstance(size, str):
             known, other = sizes.setdefault(size, (found, spec.name))
             if known != found:

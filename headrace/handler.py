@@ -41,6 +41,8 @@ class Context:
         weights_only: the models file's setting: False allows pickled modules in weights files.
         tensors: the models file's `tensors`, with the keys `inputs` and `outputs`; empty if it has
             none.
+        declared_tensors: the `tensors` of the model's `inputs` and `outputs`, by these keys; empty
+            if it has none. Else an input is a mapping of arrays, and so is a result.
         options: the model's free `options`.
         channels_last: the models file's setting: "on", "off" or "auto".
         allowed_batch_sizes: the batch sizes that `inference` receives, ascending; empty for any.
@@ -62,6 +64,7 @@ class Context:
     weights: Path | None = None
     weights_only: bool = True
     tensors: dict[str, Any] = field(default_factory=dict)
+    declared_tensors: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     channels_last: str = "auto"
     max_batch_size: int = 1

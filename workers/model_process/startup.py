@@ -78,6 +78,7 @@ def context_of(config: dict[str, Any], kind: type[Context]) -> Context:
         weights=Path(config["weights"]) if config["weights"] else None,
         weights_only=config["weights_only"],
         tensors=config["tensors"],
+        declared_tensors=config["declared_tensors"] or {},
         options=config["options"],
         channels_last=config["channels_last"],
         max_batch_size=config["max_batch_size"],

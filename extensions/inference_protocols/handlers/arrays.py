@@ -31,10 +31,14 @@ Array = np.ndarray[Any, Any]
 _BF16: Final = "BF16"
 #: By the datatypes of v2; BYTES and BF16 have ways of their own.
 _DTYPES: Final = {
-    BOOL: "?", "UINT8": "u1", "UINT16": "<u2", "UINT32": "<u4", "UINT64": "<u8", "INT8": "i1",
-    "INT16": "<i2", "INT32": "<i4", "INT64": "<i8", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8",
+    name: np.dtype(code)
+    for name, code in (
+        (BOOL, "?"), ("UINT8", "u1"), ("UINT16", "<u2"), ("UINT32", "<u4"), ("UINT64", "<u8"),
+        ("INT8", "i1"), ("INT16", "<i2"), ("INT32", "<i4"), ("INT64", "<i8"), ("FP16", "<f2"),
+        ("FP32", "<f4"), ("FP64", "<f8"),
+    )
 }  # fmt: skip
-_DATATYPES: Final = {np.dtype(code): name for name, code in _DTYPES.items()}
+_DATATYPES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 #: What the result of a job is called that is no mapping, where the model declares no outputs.
 _RESULT: Final = "result"
 
@@ -90,7 +94,8 @@ def array_of(tensor: Tensor) -> Array:
 def _of_lists(value: dict[str, Any], declared: Sequence[DeclaredTensor]) -> dict[str, Any]:
     arrays = dict(value)
     for tensor in declared:
-        if tensor.name not in value:
+        # A handler may take other forms too, such as base64 in an object.
+        if not isinstance(value.get(tensor.name), list):
             continue
         try:
             arrays[tensor.name] = _converted(value[tensor.name], tensor.datatype)
@@ -112,7 +117,7 @@ def _converted(value: Any, datatype: str) -> Array:
 
 def _dtype_of(datatype: str) -> Any:
     if datatype != _BF16:
-        return np.dtype(_DTYPES[datatype])
+        return _DTYPES[datatype]
     try:
         import ml_dtypes
     except ImportError:
@@ -214,6 +219,9 @@ def _of_torch(value: Any) -> Any:
 
 
 def _datatype_of(name: str, array: Array) -> str:
+    found = _DATATYPES.get(array.dtype)
+    if found is not None:
+        return found
     if array.dtype.kind == "O":
         return BYTES
     if array.dtype.name == "bfloat16":
@@ -228,8 +236,9 @@ def _tensor(name: str, array: Array) -> Tensor:
     datatype = _datatype_of(name, array)
     if datatype == BYTES:
         data = joined(array.flat)
+    elif datatype == _BF16 or not array.size:
+        data = array.tobytes()
     else:
-        plain: Any = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-        # A view of its memory, which an array without values does not have.
-        data = plain.reshape(-1).view("u1").data if plain.size else b""
+        plain: Any = np.ascontiguousarray(array, _DTYPES[datatype])
+        data = plain.data.cast("B")
     return Tensor(name, datatype, list(array.shape), data)

@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 
 from api.http.messages import NO_STORE, Header, Reply
+from api.http.problems import error_headers
 from headrace.errors import (
     HeadraceError,
     InputError,
@@ -15,6 +16,7 @@ from headrace.errors import (
     MethodNotAllowed,
     RequestError,
     Throttled,
+    drop_tracebacks,
 )
 
 #: Statuses of requests that Triton's clients know; any other is 400.
@@ -33,13 +35,12 @@ def status_of(error: HeadraceError) -> int:
 
 
 def error_reply(error: HeadraceError, headers: tuple[Header, ...] = ()) -> Reply:
-    """Return the answer for an error."""
-    if isinstance(error, Throttled):
-        headers = (*headers, (b"retry-after", b"%d" % error.retry_after_s))
+    """Return the answer for an error, which loses its traceback."""
+    drop_tracebacks(error)
     text = error.message_with_hint
     if isinstance(error, MethodNotAllowed):
         text = "Method Not Allowed"
     elif isinstance(error, JobExpired):
         text = f"Request timeout expired: {text}"
     body = msgspec.json.encode({"error": text})
-    return Reply(status_of(error), body, headers=(NO_STORE, *headers))
+    return Reply(status_of(error), body, headers=(NO_STORE, *error_headers(error), *headers))

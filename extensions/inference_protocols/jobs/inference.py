@@ -45,8 +45,7 @@ from headrace.errors import (
 from headrace.jobs.job import Job, State, error_of
 from headrace.jobs.options import DEFAULT_OPTIONS, MAX_WAIT_FOR_START_S, JobOptions
 from headrace.jobs.trace_context import Trace
-from headrace.jobs.values.encoding import binary_input
-from headrace.schema.serialization import raw_result
+from headrace.jobs.values.encoding import binary_input, from_kombu
 
 #: Parameters of a request that belong to the protocol.
 _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
@@ -101,7 +100,6 @@ def job_request(
         validated = with_details(validated, given, call.header)
     if shadow is not None:
         validated = msgspec.structs.replace(validated, shadow=shadow)
-    services.input_checks.check(validated)
     return with_trace(validated, call.trace)
 
 
@@ -112,13 +110,15 @@ def _with_input(
     rows = check(request, declared)
     limit_bytes = services.settings.inline_limit_bytes
     given: bytes | Payload
+    options, version = _options(request), model.asked_version or None
     if declared.native:
         value, kind = element_of(request)
         given = typed_input(value, kind, media_type(kind), limit_bytes)
-    else:
-        body, kind = envelope_of(request, rows)
-        given = Payload(body, kind) if len(body) > limit_bytes else binary_input(body, kind)
-    options, version = _options(request), model.asked_version or None
+        validated = request_from_input(model, given, options, identity, call.caller, version)
+        services.input_checks.check(validated)
+        return validated
+    body, kind = envelope_of(request, rows)
+    given = Payload(body, kind) if len(body) > limit_bytes else binary_input(body, kind)
     return request_from_input(model, given, options, identity, call.caller, version)
 
 
@@ -200,7 +200,8 @@ async def outputs_of(services: Services, job: Job) -> list[Tensor]:
     if job.stored is not None:
         body, kind = await services.input_store.read_whole(job.stored), job.stored.content_type
     else:
-        body, kind = raw_result(job) or (b"null", "")
+        text, kind = job.result_json or b"null", job.result_type
+        body = (from_kombu(text) or b"") if kind else text
     if kind.partition(";")[0] == TENSORS_TYPE:
         return read_outputs(body, kind)
     return [Tensor(OUTPUT.name, BYTES, [1], joined([body]))]

@@ -43,7 +43,7 @@ def size_of(name: str, datatype: str, shape: Sequence[int]) -> int:
     Raises:
         InvalidRequest: a dimension is negative, or it is too large.
     """
-    if any(size < 0 for size in shape):
+    if shape and min(shape) < 0:
         raise InvalidRequest(
             "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as "
             "unsigned-integer"

@@ -48,5 +48,5 @@ def declaration_of(model: ModelConfig) -> Declaration:
 def fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
     """Return whether a shape is one of a declared tensor."""
     return len(shape) == len(declared) and all(
-        size in (ANY_SIZE, found) for size, found in zip(declared, shape, strict=True)
+        size in (found, ANY_SIZE) for size, found in zip(declared, shape, strict=True)
     )

@@ -6,6 +6,7 @@ the length of the header and the number of rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +17,7 @@ from headrace.config.inputs.tensors import ROWS, TENSORS_TYPE
 from headrace.errors import InvalidRequest
 
 _HEADER: Final = "header"
+_LENGTH: Final = re.compile(rf";\s*{_HEADER}=([0-9]{{1,18}})(?![^;])")
 #: The parameter of a tensor that has the length of its raw values.
 DATA_SIZE: Final = "binary_data_size"
 _CLASSES: Final = "classification"
@@ -122,13 +124,12 @@ def read_outputs(body: bytes, content_type: str) -> list[Tensor]:
 
 
 def _read(body: bytes, content_type: str) -> tuple[_Header, memoryview]:
-    parameters = (one.strip().partition("=") for one in content_type.split(";")[1:])
-    length = next((value for name, _, value in parameters if name == _HEADER), "")
-    if not length.isdecimal():
+    found = _LENGTH.search(content_type)
+    if found is None:
         raise _unreadable(f"the content type has no `{_HEADER}`")
-    view = memoryview(body)
+    view, length = memoryview(body), int(found[1])
     try:
-        return _DECODE(view[: int(length)]), view[int(length) :]
+        return _DECODE(view[:length]), view[length:]
     except (ValueError, RecursionError) as error:
         raise _unreadable(str(error)) from None
 

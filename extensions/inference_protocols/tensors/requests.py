@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
-    SIZES,
     Raw,
     elements,
     shown,
@@ -24,6 +23,7 @@ from extensions.inference_protocols.tensors.envelope import (
     type_of,
     write_inputs,
 )
+from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import InvalidRequest
 
 #: What a parameter may be.
@@ -62,8 +62,11 @@ def check(request: InferRequest, declared: Declaration) -> int:
     Raises:
         InvalidRequest: an input or an output does not fit.
     """
-    _check_names(request, declared)
     known = {tensor.name: tensor for tensor in declared.inputs}
+    names = [tensor.name for tensor in request.inputs]
+    # Most requests have the declared inputs, in their order.
+    if request.wanted or names != list(known):
+        _check_names(request, names, known, declared)
     rows: int | None = None
     for tensor in request.inputs:
         wanted = known[tensor.name]
@@ -94,21 +97,21 @@ def check(request: InferRequest, declared: Declaration) -> int:
     return 1 if rows is None else rows
 
 
-def _check_names(request: InferRequest, declared: Declaration) -> None:
-    names = [tensor.name for tensor in request.inputs]
-    known = [tensor.name for tensor in declared.inputs]
+def _check_names(
+    request: InferRequest,
+    names: Sequence[str],
+    known: Mapping[str, DeclaredTensor],
+    declared: Declaration,
+) -> None:
     for what, given in (("input", names), ("output", [one.name for one in request.wanted])):
-        if twice := _twice(given):
-            raise InvalidRequest(f"{what} '{twice}' already exists in request")
-    for tensor in request.inputs:
-        if tensor.name not in known:
+        if twice := [name for name, count in Counter(given).items() if count > 1]:
+            raise InvalidRequest(f"{what} '{twice[0]}' already exists in request")
+    for name in names:
+        if name not in known:
             raise InvalidRequest(
-                f"unexpected inference input '{tensor.name}' for model '{declared.model}'"
+                f"unexpected inference input '{name}' for model '{declared.model}'"
             )
-        if tensor.datatype not in SIZES:
-            raise InvalidRequest(f"unknown datatype '{tensor.datatype}' for input '{tensor.name}'")
-    needed = [tensor.name for tensor in declared.inputs if not tensor.optional]
-    missing = [name for name in needed if name not in names]
+    missing = [one.name for one in known.values() if not one.optional and one.name not in names]
     if missing:
         raise InvalidRequest(
             f"{request.about}expected {len(known)} inputs but got {len(names)} inputs for model "
@@ -172,10 +175,6 @@ def of_value(value: bytes, name: str, **fields: Any) -> InferRequest:
 
 def _one(value: bytes) -> Raw:
     return len(value).to_bytes(4, "little") + value
-
-
-def _twice(names: Iterable[str]) -> str:
-    return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -250,3 +250,23 @@ def test_a_pickled_module_needs_the_operators_word(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(3)}, path)
     with pytest.raises(ConfigError, match="no module"):
         load_program(path, "cpu", weights_only=False)
+
+
+def test_an_input_of_declared_tensors_has_rows(tmp_path: Path) -> None:
+    declared = {"inputs": [{"name": "x"}], "outputs": []}
+    path = save_exported(tmp_path / "scaled.pt2", most=4)
+    handler = model(path, TENSORS, declared_tensors=declared)
+    rows = [1, 0, 5]
+    inputs = [
+        {"x": np.full((count, 3), place, np.float32), "scale": np.ones(count, np.float32)}
+        for place, count in enumerate(rows)
+    ]
+    results = handler.postprocess(handler.inference(handler.preprocess(inputs)))
+    assert [one["y"].shape for one in results] == [(count, 3) for count in rows]
+    assert [one["total"].tolist() for one in results] == [[3.0], [], [9.0] * 5]
+    (example,) = handler.preprocess([handler.example_input()])
+    assert [array.shape for array in example] == [(1, 3), (1,)]
+    wrong = {"x": np.zeros((2, 3), np.float32), "scale": np.ones(1, np.float32)}
+    for bad in (wrong, {**wrong, "x": np.zeros((1, 4), np.float32)}, {**wrong, "x": np.zeros(1)}):
+        (error,) = handler.preprocess([bad])
+        assert isinstance(error, InputError)

@@ -10,6 +10,7 @@ import pytest
 
 from extensions.inference_protocols.settings import ProtocolSettings
 from headrace.config.model.catalog import load_catalog
+from tests.harness.programs import save_onnx
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import celery_worker, write_models
@@ -23,18 +24,28 @@ def tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[s
     }
 
 
-def _models() -> dict[str, Any]:
+def _models(folder: Path) -> dict[str, Any]:
     identity = {"handler": f"{HANDLERS}:Identity"}
     kinds = ("FP32", "FP16", "BF16", "INT64", "UINT8", "BOOL", "BYTES")
     return {
         "echo": {"handler": "echo"},
         # No worker has its label, so its jobs wait.
         "waiting": {"handler": "echo", "labels": ["host=none"]},
+        "doubled": {
+            "handler": "tensor_model",
+            "weights": str(save_onnx(folder / "doubled.onnx")),
+            "inputs": _tensors("FP32", [-1, 2], "x"),
+        },
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
             "inputs": tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
             "outputs": tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
+        },
+        "wrong": {
+            **identity,
+            "inputs": _tensors("UINT8", [-1, -1], "INPUT0"),
+            "outputs": _tensors("FP32", [-1, -1], "OUTPUT0"),
         },
         **{
             f"identity_{kind.lower()}": {**identity, "inputs": tensors(kind, [-1, -1], "INPUT0")}
@@ -43,10 +54,10 @@ def _models() -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     folder = tmp_path_factory.mktemp("protocols")
-    models = write_models(folder, **_models())
+    models = write_models(folder, **_models(folder))
     catalog = load_catalog(models)
     state = folder / "state"
     with (

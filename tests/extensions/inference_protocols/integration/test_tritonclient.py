@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as aio
 from tritonclient.utils import InferenceServerException
 
 from tests.harness.servers.api_server import ApiServer
@@ -74,6 +76,35 @@ def test_each_datatype_comes_back(
     again = found.as_numpy("OUTPUT0")
     assert again.shape == array.shape
     assert (again == array).all()
+
+
+def test_a_program_without_a_handler_gets_rows(client: triton.InferenceServerClient) -> None:
+    rows = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for count in (3, 0):
+        found = client.infer("doubled", [given("x", "FP32", rows[:count])]).as_numpy("y")
+        assert found.tolist() == (rows[:count] * 2).tolist()
+
+
+def test_the_asynchronous_client_works_too(api: ApiServer) -> None:
+    async def infer() -> Any:
+        async with aio.InferenceServerClient(api.url.removeprefix("http://")) as client:
+            inputs = [aio.InferInput(f"INPUT{n}", [2, 16], "INT32") for n in range(2)]
+            for one in inputs:
+                one.set_data_from_numpy(COUNT)
+            results = [client.infer("simple", inputs, request_id=str(n)) for n in range(4)]
+            return await asyncio.gather(*results)
+
+    found = asyncio.run(infer())
+    assert [one.get_response()["id"] for one in found] == ["0", "1", "2", "3"]
+    assert all((one.as_numpy("OUTPUT0") == COUNT * 2).all() for one in found)
+
+
+def test_a_handler_that_fails_is_an_error_of_the_server(api: ApiServer) -> None:
+    job = {"inputs": [{"name": "INPUT0", "datatype": "UINT8", "shape": [1, 1], "data": [7]}]}
+    answer = api.http.post("/v2/models/wrong/infer", json=job)
+    assert answer.status_code == 500
+    assert answer.json() == {"error": "the output OUTPUT0 is UINT8, but the model declares FP32"}
+    assert api.job(answer.headers["headrace-job"])["status"] == "failed"
 
 
 def test_the_best_classes_of_an_output(client: triton.InferenceServerClient) -> None:

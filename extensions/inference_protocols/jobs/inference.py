@@ -37,6 +37,7 @@ from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BY_CODE,
     BrokerError,
+    BrokerUnavailable,
     HandlerError,
     HeadraceError,
     InvalidRequest,
@@ -171,8 +172,15 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
         raise
     if not job.state.final:
         await cancel(services, request)
+        if services.waiters.closing:
+            raise server_stops(job.id)
         raise JobTimeout(f"the job {job.id} did not end within max_wait_s, {wait_s:g} s")
     return job
+
+
+def server_stops(job_id: str) -> BrokerUnavailable:
+    """Return the error for a client that waits for a job when the server stops."""
+    return BrokerUnavailable(f"the server stops before the job {job_id} has ended. Try again")
 
 
 async def never() -> Any:

@@ -13,14 +13,13 @@ from api.routes.jobs.events import LOOK_AGAIN_S
 from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from extensions.inference_protocols.jobs.inference import cancel, never
+from extensions.inference_protocols.jobs.inference import cancel, never, server_stops
 from extensions.inference_protocols.tensors.datatypes import BYTES, flat, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import OUTPUT, Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import (
     BrokerError,
-    BrokerUnavailable,
     HandlerError,
     HeadraceError,
     InvalidRequest,
@@ -52,7 +51,7 @@ async def run_in_pieces(
                     yield piece
             job, _ = await end
             if not job.state.final:
-                raise BrokerUnavailable(f"the server stops before the job {job.id} has ended")
+                raise server_stops(job.id)
             over = True
             yield job
         except HeadraceError as error:

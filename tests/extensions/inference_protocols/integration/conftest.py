@@ -34,7 +34,7 @@ def _models(folder: Path) -> dict[str, Any]:
         "doubled": {
             "handler": "tensor_model",
             "weights": str(save_onnx(folder / "doubled.onnx")),
-            "inputs": _tensors("FP32", [-1, 2], "x"),
+            "inputs": tensors("FP32", [-1, 2], "x"),
         },
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
@@ -44,8 +44,8 @@ def _models(folder: Path) -> dict[str, Any]:
         },
         "wrong": {
             **identity,
-            "inputs": _tensors("UINT8", [-1, -1], "INPUT0"),
-            "outputs": _tensors("FP32", [-1, -1], "OUTPUT0"),
+            "inputs": tensors("UINT8", [-1, -1], "INPUT0"),
+            "outputs": tensors("FP32", [-1, -1], "OUTPUT0"),
         },
         **{
             f"identity_{kind.lower()}": {**identity, "inputs": tensors(kind, [-1, -1], "INPUT0")}

@@ -42,7 +42,8 @@ TS_STAMP   := $(TORCHSERVE)/.installed
 # Whoever has the development environment needs no second installation for the demo.
 INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
-PROTOS := extensions/inference_protocols/grpc/protos
+# The .proto files, and what protoc writes of them. Those of Google are in packages.
+PROTOC = $(PY) -m grpc_tools.protoc --include_imports -I $(1) -I $$($(PY) -c "import google.rpc; print(next(iter(google.rpc.__path__))[:-11])") --descriptor_set_out=$(1)/$(2).binpb
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -90,7 +91,8 @@ openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of i
 	@$(PY) -m api.openapi docs/openapi.json
 
 protos: $(DEV_STAMP)  ## Write the descriptors of the .proto files, after a change of them
-	$(PY) -m grpc_tools.protoc -I $(PROTOS) --include_imports --descriptor_set_out=$(PROTOS)/inference.binpb grpc_service.proto
+	$(call PROTOC,extensions/inference_protocols/grpc/protos,inference) grpc_service.proto
+	$(call PROTOC,extensions/torchserve/grpc/protos,torchserve) inference.proto management.proto
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

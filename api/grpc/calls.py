@@ -90,6 +90,8 @@ def handler(
                 (decoded(message, one) async for one in raw) if stream else decoded(message, raw)
             )
             reply = await method.answer(services, request, given, context)
+        except grpc.aio.AbortError:
+            raise  # it has its status
         except HeadraceError as error:
             drop_tracebacks(error)
             failure = error

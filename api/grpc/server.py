@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from typing_extensions import override
 
 from api.grpc.calls import Method, handler
 from api.grpc.protos import Protos
@@ -26,6 +27,25 @@ GRACE_S: Final = 4
 Methods = Mapping[str, Method]
 
 
+class Place(NamedTuple):
+    """Where a server listens.
+
+    Attributes:
+        setting: that of the port, for messages.
+        tls: it has the certificate of the settings.
+    """
+
+    host: str
+    port: int
+    setting: str
+    tls: bool
+
+    @override
+    def __str__(self) -> str:
+        host = f"[{self.host.strip('[]')}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
 class GrpcServer:
     """Serves some services on one port.
 
@@ -33,14 +53,12 @@ class GrpcServer:
         protos: the messages of the services.
         methods: what the services have, by the full name of each. A method that is not there
             answers UNIMPLEMENTED.
-        setting: the name of the port's setting, for messages.
     """
 
     def __init__(
-        self, services: Services, port: int, protos: Protos, methods: Mapping[str, Methods],
-        setting: str,
-    ) -> None:  # fmt: skip
-        self._services, self._port, self._setting = services, port, setting
+        self, services: Services, place: Place, protos: Protos, methods: Mapping[str, Methods]
+    ) -> None:
+        self._services, self._place = services, place
         self._protos, self._methods = protos, methods
         self._server: Any = None
         self._health: Any = None
@@ -68,10 +86,9 @@ class GrpcServer:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         names = (*self._methods, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, self._protos.pool)
-        host = settings.host
-        address = f"[{host}]:{self._port}" if ":" in host.strip("[]") else f"{host}:{self._port}"
+        address = str(self._place)
         try:
-            if settings.tls_cert_file is None:
+            if settings.tls_cert_file is None or not self._place.tls:
                 server.add_insecure_port(address)
             else:
                 certificates = _Certificates(settings.tls_cert_file, settings.tls_key_file)
@@ -80,7 +97,7 @@ class GrpcServer:
             await server.stop(None)
             self._server = None
             raise ConfigError(
-                f"{self._setting}: {address} cannot be used",
+                f"{self._place.setting}: {address} cannot be used",
                 hint="Another program may have the port. Choose another one.",
             ) from None
         await server.start()
@@ -108,9 +125,9 @@ class GrpcServer:
             if one.name not in methods:
                 continue
             message = self._protos.message(one.input_type.full_name)
-            kind = grpc.unary_unary_rpc_method_handler
-            if one.client_streaming:
-                kind = grpc.stream_stream_rpc_method_handler
+            many = ("unary", "stream")
+            name_of = f"{many[one.client_streaming]}_{many[one.server_streaming]}"
+            kind = getattr(grpc, f"{name_of}_rpc_method_handler")
             answer = handler(
                 self._services, f"/{name}/{one.name}", methods[one.name], message,
                 stream=one.client_streaming,

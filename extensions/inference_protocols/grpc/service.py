@@ -8,7 +8,7 @@ from google.protobuf import json_format
 
 from api.auth.authenticator import Open
 from api.grpc.calls import Answer, Method
-from api.grpc.server import GrpcServer
+from api.grpc.server import GrpcServer, Place
 from api.http.messages import Request
 from api.services import Part, Services
 from api.submission.job_request import idempotency_key, request_trace
@@ -187,4 +187,5 @@ METHODS: Final = {
 
 def part(services: Services, port: int, setting: str) -> Part:
     """Return the server on a port, as a part of the process."""
-    return GrpcServer(services, port, PROTOS, {SERVICE: METHODS}, setting).part
+    place = Place(services.settings.host, port, setting, tls=True)
+    return GrpcServer(services, place, PROTOS, {SERVICE: METHODS}).part

@@ -6,21 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tritonclient.grpc import service_pb2
 
 from extensions.inference_protocols.grpc.messages import PROTOS
 from extensions.inference_protocols.grpc.service import METHODS, SERVICE
 
-FOLDER = Path(__file__).parents[4] / "extensions" / "inference_protocols" / "grpc" / "protos"
+ROOT = Path(__file__).parents[4]
 UNLOADED = "RepositoryModelUnloadResponse"
 KSERVES = {"model_name", "isLoaded", "isUnloaded"}
 
 
-def test_the_descriptors_are_of_the_files(tmp_path: Path) -> None:
-    written = tmp_path / "inference.binpb"
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(FOLDER), "--include_imports"]
-    subprocess.run([*command, f"--descriptor_set_out={written}", "grpc_service.proto"], check=True)
-    assert written.read_bytes() == (FOLDER / "inference.binpb").read_bytes(), "run `make protos`"
+@pytest.mark.parametrize("extension", ["inference_protocols", "torchserve"])
+def test_the_descriptors_are_of_the_files(tmp_path: Path, extension: str) -> None:
+    """`make protos` gives what is there."""
+    folder = f"extensions/{extension}/grpc/protos"
+    (written,) = (ROOT / folder).glob("*.binpb")
+    made = subprocess.run(
+        ["make", "-n", "protos", f"PY={sys.executable}"],
+        cwd=ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
+    (command,) = (line for line in made.splitlines() if folder in line and "protoc" in line)
+    output = f"--descriptor_set_out={folder}/{written.name}"
+    assert output in command
+    command = command.replace(output, f"--descriptor_set_out={tmp_path / written.name}")
+    subprocess.run(["bash", "-c", command], cwd=ROOT, check=True)
+    assert (tmp_path / written.name).read_bytes() == written.read_bytes(), "run `make protos`"
 
 
 def test_the_messages_are_those_of_triton() -> None:

@@ -108,7 +108,10 @@ def test_a_value_of_yaml_becomes_one_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "expected"),
     [
-        ("text: string", "4: models.m.inputs: it needs fields, schema, tensors or content_types; write"),
+        (
+            "text: string",
+            "4: models.m.inputs: it needs fields, schema, tensors or content_types; write",
+        ),
         ("example: 1", "4: models.m.inputs: it needs fields, schema, tensors or content_types"),
         ("7", "4: models.m.inputs: expected a mapping"),
         ("feilds: {a: string}", "4: models.m.inputs: it needs fields"),

@@ -15,6 +15,7 @@ import ssl
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 import uvicorn
@@ -29,6 +30,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.models.catalog import load_models
 from headrace.observability import logs
 from headrace.payloads.stores import build_stores
+from headrace.queue.asyncio_tasks import wait_at_most
 from headrace.redis.compatibility import check_broker
 from headrace.registry.catalog import declared_of
 from headrace.server.ports import BACKLOG, http_url, plain
@@ -113,10 +115,13 @@ class ApiProcess(uvicorn.Server):
     ready_fd: int | None = None
     plain: Sequence[socket.socket] = ()
     _background: Sequence[asyncio.Task[None]] = ()
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def __init__(self, config: uvicorn.Config, app: Application) -> None:
         super().__init__(config)
         self.app = app
+        # Set by a second signal to stop.
+        self._hurried = asyncio.Event()
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -133,6 +138,12 @@ class ApiProcess(uvicorn.Server):
             self._background = [asyncio.create_task(job) for job in jobs]
             if self.ready_fd is not None:
                 os.write(self.ready_fd, b"\n")
+
+    @override
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hurried.set)
+        super().handle_exit(sig, frame)
 
     async def _listen_plain(self) -> None:
         """Serve on `plain`, as uvicorn does on its sockets."""
@@ -152,11 +163,22 @@ class ApiProcess(uvicorn.Server):
 
     @override
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._serve_longer()
         for task in self._background:
             task.cancel()
         if self.app.services is not None:
             self.app.services.dismiss()
         await super().shutdown(sockets)
+
+    async def _serve_longer(self) -> None:
+        """Serve for `stop_delay_s`, in which load balancers learn from `/ready` to come no more."""
+        services, delay_s = self.app.services, self.app.settings.stop_delay_s
+        if services is None or not delay_s:
+            return
+        services.stopping = True
+        logger.info("stopping in %g s", delay_s)
+        self._loop = asyncio.get_running_loop()
+        await wait_at_most(delay_s, self._hurried)
 
 
 def server_for(app: Application, host: str, port: int, log_level: str) -> ApiProcess:

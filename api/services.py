@@ -70,6 +70,7 @@ class Services:
         declared: what the models file declares; the catalog then follows the registry.
 
     Attributes:
+        stopping: whether the process stops soon, for load balancers.
         registry: the registered models; None if the catalog never changes.
         authenticator: authenticates requests; None if no API keys are required.
         check_token: refuses a native request without a token that a surface requires; None if
@@ -91,6 +92,7 @@ class Services:
     ) -> None:
         redis_url = settings.needed_redis_url("the API")
         self.settings, self.catalog, self.describe = settings, catalog, describe
+        self.stopping = False
         self.client = client = connect_async(redis_url)
         self.queue = queue = JobQueue(client, job_index_max=settings.job_index_max)
         self.model_statuses = ModelStatuses(queue, catalog)

@@ -5,7 +5,7 @@ An input is a text, which the model continues, or an object::
     {"messages": [{"role": "user", "content": "What is zip?"}], "max_tokens": 100, "temperature": 0}
 
 with `messages`, or a `prompt` (a text, or a list of tokens). A result is `{"text": ...,
-"finish_reason": "stop", "usage": {"prompt_tokens": 7, "completion_tokens": 16, ...}}`. With
+"finish_reason": "stop", "usage": {"prompt_tokens": 7, "cached_tokens": 0, ...}}`. With
 `logprobs` it also has `logprobs`, and each piece is `{"text": ..., "logprobs": [...]}`.
 """
 
@@ -23,7 +23,13 @@ from msgspec import Meta
 from typing_extensions import override
 
 from handlers.common.items import ItemHandler
-from handlers.generation.answer_text import AnswerLogprobs, Detokenizer, TokenTexts, result_of
+from handlers.generation.answer_text import (
+    AnswerLogprobs,
+    Detokenizer,
+    Echo,
+    TokenTexts,
+    result_of,
+)
 from handlers.generation.chat import chat_tokens
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.inputs import (
@@ -32,6 +38,8 @@ from handlers.generation.inputs import (
     is_far_too_long,
     read_input,
 )
+from handlers.generation.penalties import Penalties
+from handlers.generation.prompt_scores import PIECE_TOKENS, PromptScores
 from handlers.generation.sampling import Sampling
 from handlers.generation.structure import Mask, Shape, Shapes
 from headrace.errors import ConfigError, InputError
@@ -60,6 +68,7 @@ class LanguageModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     context: _Count | None = None
     max_tokens: _Count = 256
     cache_tokens: _Count | None = None
+    prefix_cache: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +79,13 @@ class Request(Prompt):
         stop: texts before which the answer ends.
         seeded: the client has given the seed.
         shape: what the answer must be.
+        echo: the text of the prompt, if the answer repeats it first.
     """
 
     stop: Sequence[str]
     seeded: bool
     shape: Shape | None = None
+    echo: str | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +94,7 @@ class _Answer:
     text: Detokenizer
     count: int = 0
     logprobs: AnswerLogprobs | None = None
+    echo: Echo | None = None
 
 
 class LanguageModel(ItemHandler, Generator):
@@ -98,6 +110,9 @@ class LanguageModel(ItemHandler, Generator):
         self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
+        # Those that join the batch once their prompts have log probabilities.
+        self._scoring: dict[str, PromptScores] = {}
+        self._paused: Set[str] = frozenset()
         self._ended: list[Piece] = []
         self._share_used = 1.0
 
@@ -112,6 +127,7 @@ class LanguageModel(ItemHandler, Generator):
         except OSError:  # a folder need not have it
             defaults = config()
         self.defaults = _defaults(defaults)
+        self.default_repetition = float(getattr(defaults, "repetition_penalty", None) or 1.0)
         self.end_tokens = _end_tokens(defaults.eos_token_id, self.tokenizer.eos_token_id)
         self.shapes = Shapes(self.tokenizer, self.end_tokens)
         self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
@@ -128,7 +144,7 @@ class LanguageModel(ItemHandler, Generator):
         asked = read_input(data)
         tokens = self._tokens(asked)
         room = self.context_tokens - len(tokens)
-        if room < 1:
+        if room < (0 if asked.max_tokens == 0 else 1):
             raise InputError(
                 f"the prompt is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
                 f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
@@ -145,19 +161,56 @@ class LanguageModel(ItemHandler, Generator):
         self._check_shape(asked)
         given = {
             name: value
-            for name in ("temperature", "top_p", "top_k", "seed")
+            for name in ("temperature", "top_p", "top_k", "seed", "min_p")
             if (value := getattr(asked, name)) is not None
         }
+        most = min(self.options.max_tokens, room) if wanted is None else wanted
         return Request(
             tokens=tokens,
-            max_tokens=wanted or min(self.options.max_tokens, room),
+            max_tokens=most,
             sampling=replace(self.defaults, **given),
             ignore_end=asked.ignore_eos,
             logprobs=asked.logprobs,
             stop=asked.stops,
             seeded=asked.seed is not None,
             shape=asked.structured,
+            stop_tokens=asked.stop_token_ids,
+            penalties=self._penalties(asked, most),
+            echo=self._echo(asked, tokens),
         )
+
+    def _penalties(self, asked: GenerationInput, max_tokens: int) -> Penalties | None:
+        if asked.min_tokens > max_tokens:
+            raise InputError(
+                f"min_tokens: it is {asked.min_tokens:,}, above the {max_tokens:,} tokens of the "
+                "answer; set max_tokens too"
+            )
+        biases, repetition = asked.biases, asked.repetition_penalty
+        self._check_tokens("logit_bias: it", biases)
+        found = Penalties(
+            asked.frequency_penalty,
+            asked.presence_penalty,
+            self.default_repetition if repetition is None else repetition,
+            biases,
+            asked.min_tokens,
+        )
+        return None if found.change_nothing else found
+
+    def _echo(self, asked: GenerationInput, tokens: list[int]) -> str | None:
+        if asked.max_tokens == 0 and not asked.echo:
+            raise InputError("max_tokens: it is 0, which is only for echo; give at least 1")
+        if not asked.echo:
+            return None
+        if asked.prompt is None:
+            raise InputError("echo: it is only for a prompt; leave it out")
+        if asked.logprobs is not None and not self.engine.has_prompt_scores:
+            raise InputError("logprobs: this model has none of prompts; leave out echo")
+        return asked.prompt if isinstance(asked.prompt, str) else self._decode(tokens)
+
+    def _check_tokens(self, field: str, tokens: Iterable[int]) -> None:
+        largest = len(self.tokenizer) - 1
+        if any(token > largest for token in tokens):
+            raise InputError(f"{field} has a token above {largest:,}, the model's last one")
 
     def _check_shape(self, asked: GenerationInput) -> None:
         if asked.structured is None:
@@ -173,17 +226,13 @@ class LanguageModel(ItemHandler, Generator):
         if (asked.prompt is None) == (asked.messages is None):
             raise InputError("give either prompt or messages")
         if asked.messages is not None:
-            tokens = chat_tokens(
-                self.tokenizer, asked.messages, self.context_tokens, self._check_length
-            )
+            tokens = chat_tokens(self.tokenizer, asked, self.context_tokens, self._check_length)
         elif isinstance(asked.prompt, str):
             self._check_length(asked.prompt)
             tokens = self.tokenizer(asked.prompt).input_ids
         else:
             tokens = asked.prompt or []
-            largest = len(self.tokenizer) - 1
-            if any(token > largest for token in tokens):
-                raise InputError(f"prompt has a token above {largest:,}, the model's last one")
+            self._check_tokens("prompt", tokens)
         if not tokens:
             raise InputError("the prompt is empty; give at least one token")
         return list(tokens)
@@ -198,6 +247,7 @@ class LanguageModel(ItemHandler, Generator):
     @override
     def budget(self) -> Budget:
         room = self.engine.budget()
+        room = replace(room, slots=room.slots - len(self._scoring))
         if not self._answers:
             return room
         taken = sum(self.likely_cost(one.request, one.count) for one in self._answers.values())
@@ -219,6 +269,7 @@ class LanguageModel(ItemHandler, Generator):
 
     @override
     def pause(self, request_ids: Set[str]) -> None:
+        self._paused = request_ids
         self.engine.pause(request_ids)
 
     @property
@@ -232,9 +283,25 @@ class LanguageModel(ItemHandler, Generator):
         text = Detokenizer(self._decode, request.stop, resumed)
         answer = _Answer(request, text, len(resumed))
         if request.logprobs is not None:
-            answer.logprobs = AnswerLogprobs(self.token_texts)
+            special = request.echo is not None
+            answer.logprobs = AnswerLogprobs(self.token_texts, special=special)
+        if request.echo is not None and not resumed:
+            # It comes with the first tokens, so an answer that goes on has had it.
+            if request.logprobs is not None:
+                self._answers[request_id] = answer
+                scores = self.engine.prompt_scores(request.tokens, request.logprobs)
+                self._scoring[request_id] = scores
+                return
+            answer.echo = Echo(request.echo)
+        self._begin(request_id, answer, resumed)
+
+    def _begin(self, request_id: str, answer: _Answer, resumed: list[int]) -> None:
+        """Let an answer join the batch, or end if it has ended."""
+        request = answer.request
         if finish := self._finished(answer, resumed):
-            self._ended.append(Piece(request_id, finish=finish, usage=_usage(answer)))
+            self._answers.pop(request_id, None)
+            delta = answer.echo and answer.echo.before(None)
+            self._ended.append(Piece(request_id, delta, finish=finish, usage=_usage(answer)))
             return
         sampling = request.sampling
         if not request.seeded:
@@ -276,22 +343,46 @@ class LanguageModel(ItemHandler, Generator):
         request = answer.request
         if answer.text.stopped:
             return "stop"
-        if resumed and resumed[-1] in self.end_tokens and not request.ignore_end:
+        if resumed and resumed[-1] in request.ends(self.end_tokens):
             return "stop"
         return "length" if len(resumed) >= request.max_tokens else None
 
     @override
     def step(self) -> Iterable[Piece]:
+        self._score()
         pieces, self._ended = self._ended, []
-        if self._answers:
+        if len(self._answers) > len(self._scoring):
             pieces += [piece for new in self.engine.step() if (piece := self._piece(new))]
         return pieces
+
+    def _score(self) -> None:
+        """Read the next tokens of prompts that want log probabilities."""
+        left = PIECE_TOKENS
+        for request_id, scores in list(self._scoring.items()):
+            if request_id in self._paused:
+                continue
+            while left > 0 and not scores.done:
+                left -= scores.read()
+            if not scores.done:
+                return
+            answer = self._answers[request_id]
+            first, *others = answer.request.tokens
+            found = [self.token_texts.with_likelihood(first, None, [])]
+            for token, likelihood in zip(others, scores.found, strict=True):
+                found.append(self.token_texts.with_likelihood(token, *likelihood))
+            answer.echo = Echo(answer.request.echo or "", found)
+            del self._scoring[request_id]
+            self._begin(request_id, answer, [])
 
     def _piece(self, new: NewTokens) -> Piece | None:
         answer = self._answers.get(new.id)
         if answer is None:
             return None
-        text, tokens = answer.text.add(new.tokens, last=new.finish is not None)
+        # A token that the request has named as an end is no part of the text.
+        end = [token for token in new.tokens[-1:] if token in answer.request.stop_tokens]
+        read = new.tokens[: len(new.tokens) - len(end)]
+        text, tokens = answer.text.add(read, last=bool(end) or new.finish is not None)
+        tokens += end
         answer.count += len(new.tokens)
         finish = new.finish
         if answer.text.stopped:
@@ -308,6 +399,8 @@ class LanguageModel(ItemHandler, Generator):
         if answer.logprobs is not None:
             answer.logprobs.add(new.likelihoods)
             delta = answer.logprobs.delta(text, tokens) if tokens or finish else None
+        if answer.echo is not None and (tokens or finish):
+            delta, answer.echo = answer.echo.before(delta), None
         return Piece(new.id, delta, tokens, finish, usage, new.error)
 
     @override
@@ -318,7 +411,8 @@ class LanguageModel(ItemHandler, Generator):
     def cancel(self, request_id: str) -> dict[str, int] | None:
         answer = self._answers.pop(request_id, None)
         if answer is not None:
-            self.engine.cancel(request_id)
+            if self._scoring.pop(request_id, None) is None:
+                self.engine.cancel(request_id)
             return _usage(answer)
         ended = [piece for piece in self._ended if piece.id == request_id]
         self._ended = [piece for piece in self._ended if piece.id != request_id]
@@ -329,6 +423,8 @@ def _usage(answer: _Answer) -> dict[str, int]:
     prompt = len(answer.request.tokens)
     return {
         "prompt_tokens": prompt,
+        # Tokens of the answer, which was resumed, may have been there too.
+        "cached_tokens": min(answer.request.cached.count or 0, prompt),
         "completion_tokens": answer.count,
         "total_tokens": prompt + answer.count,
     }
@@ -382,8 +478,9 @@ def _defaults(config: Any) -> Sampling:
         return otherwise if value is None else value
 
     return Sampling(
-        float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0))
-    )
+        float(given("temperature", 1.0)), float(given("top_p", 1.0)), int(given("top_k", 0)),
+        min_p=float(given("min_p", 0.0)),
+    )  # fmt: skip
 
 
 def _end_tokens(*sources: Any) -> list[int]:
@@ -402,7 +499,14 @@ def _engine(
     if options.engine == "vllm":
         from handlers.generation.vllm import VllmEngine
 
-        vllm = VllmEngine(folder, options.dtype, options.context, slots, end_tokens)
+        vllm = VllmEngine(
+            folder,
+            options.dtype,
+            options.context,
+            slots,
+            end_tokens,
+            prefix_cache=options.prefix_cache,
+        )
         return vllm, vllm.context
     from transformers import AutoModelForCausalLM
 
@@ -425,7 +529,8 @@ def _engine(
     from handlers.generation.continuous import ContinuousEngine
 
     cache = options.cache_tokens or _cache_tokens(model, slots * most)
-    return ContinuousEngine(model, end_tokens, cache, slots), most
+    engine = ContinuousEngine(model, end_tokens, cache, slots, prefix_cache=options.prefix_cache)
+    return engine, most
 
 
 def _cache_tokens(model: Any, useful: int) -> int:

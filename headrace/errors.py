@@ -388,6 +388,10 @@ class ModelsNotReady(HeadraceError, code="models-not-ready", status=503, retryab
     """A model has no loaded replica (`/ready?models=all`)."""
 
 
+class Stopping(HeadraceError, code="stopping", status=503, retryable=True):
+    """This API process stops soon (`stop_delay_s`); `/ready` answers so, others are served."""
+
+
 class InternalError(HeadraceError, code="internal-error"):
     """The API has failed. Its log has the details under the answer's `id`."""
 

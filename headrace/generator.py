@@ -57,7 +57,8 @@ class Piece:
             another process; see `Generator.add`. Without any, it begins again there.
         finish: why it has ended, such as "stop" or "length"; None while it runs on.
         usage: what it took, such as `{"prompt_tokens": 7, "completion_tokens": 16}`; the one that
-            comes with `finish` or `error` counts.
+            comes with `finish` or `error` counts. `cached_tokens` are those of the prompt that a
+            cache had.
         error: it has ended with this error.
     """
 

@@ -245,6 +245,11 @@ class ModelStatuses:
             errors = [status.problem]
         return last_line(errors[0]) if errors and errors[0] else ""
 
+    def ready_replicas(self, model: str) -> int:
+        """Return how many replicas of a model are loaded, as it was last read."""
+        status = self._latest.get(model)
+        return status.ready if status is not None else 0
+
     async def refresh(self) -> None:
         """Read the state of the models, unless it was read less than FRESH_S seconds ago.
 

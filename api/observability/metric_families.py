@@ -94,6 +94,18 @@ IN_FLIGHT: Final = _gauge("jobs_in_flight", "Jobs that workers hold.", _MODEL)
 SCHEDULED: Final = _gauge("jobs_scheduled", "Jobs that wait for a countdown or a retry.", _MODEL)
 DEAD_LETTERS: Final = _gauge("dead_letters", "Dead letters that exist now.", _MODEL)
 
+DEMAND: Final = _gauge(
+    "demand_jobs",
+    "Jobs that wait, are due or run: what replicas have, or could begin. Of a paused model, those "
+    "that run.",
+    _MODEL,
+)
+DEMAND_S: Final = _gauge(
+    "demand_seconds",
+    "How long one replica would run for these jobs, by all batches so far; none without a batch.",
+    _MODEL,
+)
+
 #: By the name under which workers and API processes count them.
 COUNTED: Final = {
     worker_report.ADMITTED: _counter("jobs_admitted", "Jobs that were submitted over HTTP."),
@@ -192,6 +204,9 @@ GENERATION_HISTOGRAMS: Final = {
 GENERATION_COUNTED: Final = {
     worker_report.PROMPT_TOKENS: _counter(
         "prompt_tokens", "Tokens of the prompts of requests that generators have ended."
+    ),
+    worker_report.PROMPT_TOKENS_CACHED: _counter(
+        "prompt_tokens_cached", "Those of these tokens that the cache of the generator had."
     ),
     worker_report.GENERATION_TOKENS: _counter(
         "generation_tokens", "Tokens of the answers to requests that generators have ended."

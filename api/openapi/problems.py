@@ -165,7 +165,7 @@ def _by_status(operation: Operation, common: Iterable[str]) -> dict[str, list[st
     found: dict[int, list[str]] = {}
     for code, cls in PROBLEMS.items():
         if code in common or issubclass(cls, own):
-            found.setdefault(cls.status, []).append(code)
+            found.setdefault(operation.status_of(cls), []).append(code)
     return {str(status): found[status] for status in sorted(found)}
 
 

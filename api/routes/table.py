@@ -39,6 +39,7 @@ from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
 from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.operation import (
+    Demand,
     FailureGroups,
     Profile,
     Profiles,
@@ -69,6 +70,7 @@ class Operation(NamedTuple):
         answers: its successful answers by status, or the only one; a type explains itself.
         problems: its errors, besides those that every such operation has.
         error: the type of its errors' JSON; None if they are problems.
+        status_of: returns the status of an error, if it is not the problem's own.
     """
 
     method: str
@@ -82,6 +84,7 @@ class Operation(NamedTuple):
     headers: Sequence[Header] = ()
     body: type | Body | None = None
     error: type[msgspec.Struct] | None = None
+    status_of: Callable[[type[errors.HeadraceError]], int] = lambda problem: problem.status
 
 
 def answer_headers(operation: Operation) -> list[Header]:
@@ -209,6 +212,10 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", _MODELS + "/{model}", models.get_model, _READ, "get_model", models.ModelDetail,
         (errors.ModelNotFound,),
     ),
+    Operation(
+        "GET", _MODELS + "/{model}/demand", models.get_demand, _READ, "get_model_demand", Demand,
+        (errors.ModelNotFound,),
+    ),
     # Queues and dead letters have the jobs of all keys.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
@@ -300,7 +307,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
     Operation(
         "GET", "/ready", health.ready, Open.ALWAYS, "ready", health.Ready,
-        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable),
+        (errors.InvalidRequest, errors.ModelsNotReady, errors.BrokerUnavailable, errors.Stopping),
         (health.ReadyQuery,),
     ),
     Operation("GET", "/metrics", health.get_metrics, Open.METRICS, "metrics", media.METRICS),

@@ -27,6 +27,7 @@ from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import type_of
 from headrace.queue.submission import hash_request
+from headrace.redis.scripts import Arg
 from headrace.schema.lines import BulkLineRequest, JobRequest
 
 #: Returns the value of a header by its name in lower case; b"" for none.
@@ -98,6 +99,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
         source: the operator's file that the client names as input; `input_json` is `null` then.
         details: what comes with the input, without the metadata, which is an option.
         shadow: the shadow version that gets a copy of the job; None for none.
+        fields: more names and values of the job's record.
     """
 
     model: ModelConfig
@@ -111,6 +113,7 @@ class ValidatedRequest(msgspec.Struct, frozen=True, gc=False):
     trace: Trace | None = None
     details: InputDetails | None = None
     shadow: ModelConfig | None = None
+    fields: tuple[Arg, ...] = ()
 
     @property
     def stored_separately(self) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -64,6 +65,8 @@ GIVEN_UP_S: Final = 86_400.0
 #: A stored result that is longer is not compared.
 COMPARED_MAX_BYTES: Final = 4 * 1024 * 1024
 
+#: What a generator had in its cache follows from what ran before, and not from the version.
+_CACHED: Final = re.compile(rb'"cached_tokens":\d+')
 #: The outcome of a job whose result cannot be read any more, and of one that did not run.
 _UNREADABLE: Final = "?"
 _NOT_RUN: Final = "-"
@@ -344,7 +347,8 @@ class ShadowCopies:
             text = None
         if text is None:
             return _UNREADABLE
-        digest = hashlib.sha256(b"%s\0%s" % (job.result_type.encode(), text))
+        compared = _CACHED.sub(b"", text)
+        digest = hashlib.sha256(b"%s\0%s" % (job.result_type.encode(), compared))
         return f"{State.SUCCEEDED}{digest.hexdigest()[:32]}"
 
     async def _result(self, job: Job) -> bytes | None:

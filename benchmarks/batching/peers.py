@@ -139,11 +139,18 @@ def torchserve(batch_ms: float, python: str) -> Iterator[tuple[str, str]]:
             "--model-store", name, "--ts-config", str(folder / "config.properties"),
             "--log-config", str(folder / "log.xml"),
         ]  # fmt: skip
-        environ = {**_environ(tools), "TEMP": name, "LOG_LOCATION": name, "METRICS_LOCATION": name}
+        environ = {
+            **_environ(tools),
+            "TMPDIR": name,
+            "LOG_LOCATION": name,
+            "METRICS_LOCATION": name,
+        }
         with process(command, folder / "log", **environ):
             url = f"http://127.0.0.1:{ports[0]}/predictions/m"
             _wait_ready(url)
             yield url, ""
+            # The end of the launcher alone would leave its Java process behind.
+            subprocess.run([tools / "torchserve", "--stop"], check=True, env=environ)
 
 
 def _environ(tools: Path) -> dict[str, str]:

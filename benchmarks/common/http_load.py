@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ local f = io.open(os.getenv("BODY"), "rb"); wrk.body = f:read("*a"); f:close()
 wrk.method = "POST"
 wrk.headers["Content-Type"] = os.getenv("CONTENT_TYPE")
 if os.getenv("PREFER") ~= "" then wrk.headers["Prefer"] = os.getenv("PREFER") end
+if os.getenv("HEADER") ~= "" then wrk.headers[os.getenv("HEADER")] = os.getenv("VALUE") end
 local codes = {}
 function done(s, l, r)
   local form = "JSON{\\"n\\":%d,\\"s\\":%.4f,\\"p50\\":%.3f,\\"p99\\":%.3f,\\"bad\\":%d}\\n"
@@ -66,14 +68,25 @@ def run_load(
     seconds: float,
     prefer: str = "",
     content_type: str = "application/json",
+    header: tuple[str, str] = ("", ""),
 ) -> Load:
-    """POST the body in a closed loop over keep-alive connections for `seconds`."""
-    load = _wrk if shutil.which("wrk") else _sockets
-    return load(url, body, connections, seconds, prefer, content_type)
+    """POST the body in a closed loop over keep-alive connections for `seconds`.
+
+    `header` is one more header, with its value.
+    """
+    if shutil.which("wrk"):
+        return _wrk(url, body, connections, seconds, prefer, content_type, header)
+    return spread_load([url], body, connections, seconds, prefer, content_type, header)
 
 
 def _wrk(
-    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+    url: str,
+    body: bytes,
+    connections: int,
+    seconds: float,
+    prefer: str,
+    content_type: str,
+    header: tuple[str, str],
 ) -> Load:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "post.lua").write_text(WRK_SCRIPT)
@@ -84,6 +97,7 @@ def _wrk(
             env={
                 **os.environ,
                 "BODY": f"{folder}/body", "PREFER": prefer, "CONTENT_TYPE": content_type,
+                "HEADER": header[0], "VALUE": header[1],
             },
             capture_output=True, text=True, check=True, timeout=seconds + 60,
         )  # fmt: skip
@@ -97,28 +111,37 @@ def _wrk(
 @dataclass
 class _Connection:
     sock: socket.socket
+    request: bytes
     sent_at: float = 0.0
     buffer: bytearray = field(default_factory=bytearray)
 
 
-def _sockets(
-    url: str, body: bytes, connections: int, seconds: float, prefer: str, content_type: str
+def spread_load(
+    urls: Sequence[str],
+    body: bytes,
+    connections: int,
+    seconds: float,
+    prefer: str = "",
+    content_type: str = "application/json",
+    header: tuple[str, str] = ("", ""),
 ) -> Load:
-    parts = urlsplit(url)
-    address = (parts.hostname or "127.0.0.1", parts.port or 80)
-    preference = f"Prefer: {prefer}\r\n" if prefer else ""
-    request = (
-        f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: {content_type}\r\n"
-        f"{preference}Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    """Do the same with the connections spread over several URLs, always without wrk."""
+    targets = [urlsplit(url) for url in urls]
+    more = f"Prefer: {prefer}\r\n" if prefer else ""
+    more += f"{': '.join(header)}\r\n" if header[0] else ""
     selector = selectors.DefaultSelector()
     latencies: list[float] = []
     codes: Counter[int] = Counter()
     clock = time.perf_counter
-    for _ in range(connections):
-        sock = socket.create_connection(address)
+    for number in range(connections):
+        parts = targets[number % len(targets)]
+        request = (
+            f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"Content-Type: {content_type}\r\n{more}Content-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+        sock = socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 80))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection = _Connection(sock)
+        connection = _Connection(sock, request)
         selector.register(sock, selectors.EVENT_READ, connection)
         connection.sent_at = clock()
         sock.sendall(request)
@@ -137,7 +160,7 @@ def _sockets(
             connection.buffer.clear()
             if now < end:
                 connection.sent_at = now
-                connection.sock.sendall(request)
+                connection.sock.sendall(connection.request)
             else:
                 outstanding -= 1
     for key in list(selector.get_map().values()):

@@ -1,15 +1,18 @@
-"""Tables that are printed row by row and written into docs/performance.md."""
+"""Tables that are printed row by row and written into a document, mostly docs/performance.md."""
 
 from __future__ import annotations
 
 import math
 import os
 import platform
+import textwrap
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Final
 
+#: Lines of the documents are not longer.
+LINE_MAX: Final = 120
 DOC: Final = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
 
 
@@ -83,5 +86,6 @@ def write_tables(name: str, description: str, *tables: Table, doc: Path = DOC) -
         f"Measured {datetime.now(UTC).date().isoformat()}, {os.cpu_count()} cores, "
         f"Python {platform.python_version()}; {description}"
     )
+    where = textwrap.fill(where, LINE_MAX, break_long_words=False, break_on_hyphens=False)
     body = "\n\n".join([where, *(table.markdown() for table in tables)])
     doc.write_text(f"{head}{begin}\n{body}\n{end}{tail}", "utf-8")

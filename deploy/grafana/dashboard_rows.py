@@ -45,6 +45,18 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 [(f"sum by (model) (headrace_queue_tokens{{{M}}})", "{{model}}")],
             ),
             (
+                "Demand",
+                "short",
+                "Jobs that wait, are due, or run.",
+                [(f"sum by (model) (headrace_demand_jobs{{{M}}})", "{{model}}")],
+            ),
+            (
+                "Demand in time",
+                "s",
+                "How long one replica would run for it, by the batches so far.",
+                [(f"sum by (model) (headrace_demand_seconds{{{M}}})", "{{model}}")],
+            ),
+            (
                 "The oldest of them",
                 "s",
                 "How long the oldest waiting job has waited.",
@@ -238,6 +250,7 @@ ROWS: Final[list[tuple[str, list[Panel]]]] = [
                 "Each second, of requests that have ended.",
                 [
                     (rate("prompt_tokens", "model"), "{{model}} in"),
+                    (rate("prompt_tokens_cached", "model"), "{{model}} in, cached"),
                     (rate("generation_tokens", "model"), "{{model}} out"),
                 ],
             ),

@@ -126,12 +126,33 @@ class TokenTexts:
         encoded = None if _INCOMPLETE in text else list(text.encode())
         return {"token": text, "logprob": max(logprob, _LEAST), "bytes": encoded}
 
+    def with_likelihood(
+        self, token: int, logprob: float | None, likeliest: Sequence[tuple[int, float]]
+    ) -> dict[str, Any]:
+        """Return a token of a text as clients see it; a special one has no bytes in it.
+
+        Args:
+            logprob: None for the first token of a prompt.
+        """
+        found = self.with_logprob(token, logprob or 0.0)
+        found["top_logprobs"] = [self.with_logprob(*one) for one in likeliest]
+        if logprob is None:
+            found["logprob"] = None
+        if not self.text(token):
+            found["bytes"] = []
+        return found
+
 
 class AnswerLogprobs:
-    """The log probabilities of one answer, which come with its tokens."""
+    """The log probabilities of one answer, which come with its tokens.
 
-    def __init__(self, texts: TokenTexts) -> None:
+    Args:
+        special: also those of special tokens, and of tokens behind the end.
+    """
+
+    def __init__(self, texts: TokenTexts, *, special: bool = False) -> None:
         self._texts = texts
+        self._special = special
         self._pending: deque[Likelihood] = deque()
 
     def add(self, found: Iterable[Likelihood]) -> None:
@@ -152,15 +173,29 @@ class AnswerLogprobs:
         for token in tokens:
             chosen, likeliest = self._pending.popleft()
             own = self._texts.text(token)
-            if own and length < len(text):
-                logprobs.append(
-                    {
-                        **self._texts.with_logprob(token, chosen),
-                        "top_logprobs": [self._texts.with_logprob(*one) for one in likeliest],
-                    }
-                )
+            if self._special or (own and length < len(text)):
+                logprobs.append(self._texts.with_likelihood(token, chosen, likeliest))
             length += len(own)
         return {"text": text, "logprobs": logprobs}
+
+
+class Echo:
+    """A prompt that comes before its answer.
+
+    Args:
+        logprobs: those of its tokens; None without log probabilities.
+    """
+
+    def __init__(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
+        self._text = text
+        self._logprobs = logprobs
+
+    def before(self, delta: Any) -> Any:
+        """Return the first piece of the answer with the prompt before it."""
+        if self._logprobs is None:
+            return self._text + (delta or "")
+        more = delta or {"text": "", "logprobs": []}
+        return {"text": self._text + more["text"], "logprobs": self._logprobs + more["logprobs"]}
 
 
 def result_of(output: Generated) -> Any:

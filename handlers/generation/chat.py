@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, Final
 
 from jinja2 import TemplateError
 
-from handlers.generation.inputs import CONTEXT_LENGTH, plain_message
+from handlers.generation.inputs import CONTEXT_LENGTH, GenerationInput, plain_message
 from headrace.errors import InputError
 
 #: A chat may have so many values besides roles and contents for each token that the model takes.
 _VALUES_MAX: Final = 4
 #: The most control tokens in the texts of a chat. Each takes as long as a thousand characters.
 _CONTROL_TOKENS_MAX: Final = 1000
+#: The most characters of a template's reason.
+_REFUSAL_CHARS: Final = 500
 #: What a template raises if it does not take the messages.
 _REFUSALS: Final = (
     TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError,
@@ -24,7 +26,7 @@ _REFUSALS: Final = (
 
 
 def chat_tokens(
-    tokenizer: Any, messages: list[dict[str, Any]], most: int, check_length: Callable[[str], None]
+    tokenizer: Any, asked: GenerationInput, most: int, check_length: Callable[[str], None]
 ) -> list[int]:
     """Return the tokens of a chat. A control token in the text of a message is ordinary text.
 
@@ -39,6 +41,7 @@ def chat_tokens(
     Raises:
         InputError: the chat is too long, or the template does not take it.
     """
+    messages = asked.messages or []
     if tokenizer.chat_template is None:
         raise InputError("the model has no chat template; give prompt instead of messages")
     if not messages:
@@ -49,23 +52,37 @@ def chat_tokens(
             f"{most:,} tokens with the answer; send fewer messages"
         )
     chat = [plain_message(place, message) for place, message in enumerate(messages)]
-    texts = _texts(chat, most)
+    make = tokenizer.apply_chat_template
+    known = inspect.signature(make).parameters
+    own = _template_options(asked, known)
+    texts = _texts([*chat, own], most)
     # Also a text that the template does not write is searched for control tokens.
     check_length(texts)
     _check_control_tokens(tokenizer, texts)
-    make = tokenizer.apply_chat_template
     # The tokenizer of Mistral needs no such option: it never reads control tokens in a text.
-    sanitizes = "sanitize_control_tokens" in inspect.signature(make).parameters
+    sanitizes = "sanitize_control_tokens" in known
     options = {"sanitize_control_tokens": True} if sanitizes else {}
     try:
-        check_length(make(chat, add_generation_prompt=True, tokenize=False))
-        made = make(chat, add_generation_prompt=True, return_dict=True, **options)
+        check_length(make(chat, **own, tokenize=False))
+        made = make(chat, **own, return_dict=True, **options)
     except _REFUSALS as error:
-        raise InputError(f"the model's chat template refused the messages: {error}") from None
+        # An error of a message that cannot go on has the whole chat.
+        why = str(error)[:_REFUSAL_CHARS]
+        raise InputError(f"the model's chat template refused the messages: {why}") from None
     return list(made["input_ids"])
 
 
-def _texts(chat: list[dict[str, Any]], most: int) -> str:
+def _template_options(asked: GenerationInput, known: Container[str]) -> dict[str, Any]:
+    """Return what a chat template gets besides the messages."""
+    for name in asked.chat_template_kwargs:
+        if name in known:
+            raise InputError(f"chat_template_kwargs: {name!r} is no variable of a template here")
+    more = {"continue_final_message": True} if asked.continue_final_message else {}
+    begins = asked.add_generation_prompt and not more
+    return {**asked.chat_template_kwargs, **more, "add_generation_prompt": begins}
+
+
+def _texts(chat: Sequence[dict[str, Any]], most: int) -> str:
     """Return the texts in the messages, a line for each."""
     values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
     texts: list[str] = []

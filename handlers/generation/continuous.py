@@ -12,7 +12,7 @@ import itertools
 import logging
 import queue
 import time
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -31,6 +31,8 @@ from transformers.generation.continuous_batching.scheduler import (
 from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
+from handlers.generation.penalties import Penalized, penalized
+from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
 from headrace.errors import InputError
 from headrace.generator import Budget
@@ -63,8 +65,11 @@ class _SchedulerState:
 class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
     """Gives each step to all answers that are written, and to prompts by turns."""
 
-    def __init__(self, state: _SchedulerState, *args: Any, **options: Any) -> None:
+    def __init__(
+        self, state: _SchedulerState, running: Mapping[str, _Running], *args: Any, **options: Any
+    ) -> None:
         self._state = state
+        self._running = running
         self._cheapest_next = False
         super().__init__(*args, **options)
 
@@ -87,6 +92,13 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
         self._state.stuck = bool(lacking and not scheduled)
         fast, queries, reads = rest
         return (scheduled, fast, queries, reads) if scheduled else ([], fast, 0, 0)
+
+    @override
+    def _schedule_request(self, state: Any, *args: Any) -> None:
+        if (running := self._running.get(state.request_id)) is not None:
+            # Before the first step of a request these are the tokens of blocks that it shares.
+            running.prompt.cached.note(state.position_offset)
+        super()._schedule_request(state, *args)
 
     def _candidates(self, tokens: int) -> list[Any]:
         """Return the requests for a step of so many tokens, the first one first."""
@@ -118,12 +130,14 @@ class _Running:
         returned: how many tokens of the answer `step` has returned.
         likelihoods: those that `step` has not returned, by the place of their token in the answer.
         error: its mask has failed.
+        penalized: what changes its logits.
     """
 
     prompt: Prompt
     returned: int = 0
     likelihoods: dict[int, Likelihood] = field(default_factory=dict)
     error: InputError | None = None
+    penalized: Penalized | None = None
 
 
 class ContinuousEngine(Engine):
@@ -132,11 +146,20 @@ class ContinuousEngine(Engine):
     Args:
         cache_tokens: for how many tokens there is memory.
         slots: the most prompts at a time.
+        prefix_cache: prompts that begin alike share their blocks.
     """
 
     can_pause: ClassVar[bool] = True
 
-    def __init__(self, model: Any, end_tokens: list[int], cache_tokens: int, slots: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        end_tokens: list[int],
+        cache_tokens: int,
+        slots: int,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
         self._page = _PAGE.get(model.device.type, _PAGE["cpu"])
         self._pages = max(1, cache_tokens // self._page)
         self._slots = slots
@@ -144,7 +167,7 @@ class ContinuousEngine(Engine):
         self._running: dict[str, _Running] = {}
         self._scheduler = _SchedulerState()
         scheduler_name = f"headrace {next(_SCHEDULER_NUMBERS)}"
-        SCHEDULER_MAPPING[scheduler_name] = partial(FairScheduler, self._scheduler)
+        SCHEDULER_MAPPING[scheduler_name] = partial(FairScheduler, self._scheduler, self._running)
         self._sampler = _Sampler(self._running)
         # The manager makes its processors of those of the model.
         model._get_logits_processor = lambda _config: LogitsProcessorList([self._sampler])
@@ -161,6 +184,7 @@ class ContinuousEngine(Engine):
                 use_async_batching=False,
                 use_cuda_graph=False,
                 per_request_processors=True,
+                allow_block_sharing=prefix_cache,
             ),
         )
         self.manager.logit_processor.tensors_required = 1
@@ -181,7 +205,8 @@ class ContinuousEngine(Engine):
 
     @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
-        self._running[prompt_id] = _Running(prompt)
+        changed = prompt.penalized(self._end_tokens)
+        self._running[prompt_id] = _Running(prompt, penalized=changed)
         added = None
         try:
             added = self.manager.add_request(
@@ -189,7 +214,7 @@ class ContinuousEngine(Engine):
                 request_id=prompt_id,
                 max_new_tokens=prompt.max_tokens,
                 streaming=True,
-                eos_token_id=self._ends(prompt),
+                eos_token_id=prompt.ends(self._end_tokens),
             )
         finally:
             if added is None:  # it is stopped, or raised because its queue is full
@@ -197,8 +222,9 @@ class ContinuousEngine(Engine):
         if added is None:
             raise RuntimeError("continuous batching has stopped")
 
-    def _ends(self, prompt: Prompt) -> list[int]:
-        return [] if prompt.ignore_end else self._end_tokens
+    @override
+    def prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        return PromptScores(self.manager.model, tokens, likeliest)
 
     @override
     def lacks_memory(self) -> bool:
@@ -251,7 +277,8 @@ class ContinuousEngine(Engine):
         if output.error is not None:
             new.error = RuntimeError(output.error)
         else:
-            new.finish = "stop" if tokens[-1] in self._ends(running.prompt) else "length"
+            ends = running.prompt.ends(self._end_tokens)
+            new.finish = "stop" if tokens[-1] in ends else "length"
 
     @override
     def cancel(self, prompt_id: str) -> None:
@@ -284,6 +311,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         # The rows that want log probabilities, each with how many of the likeliest tokens.
         self._wanted: list[tuple[int, int, _Running]] = []
         self._masks: list[tuple[int, bytes]] = []
+        self._penalized: list[tuple[int, Penalized]] = []
 
     @override
     def fill_defaults(self, int32_tensor: Tensor) -> None:
@@ -291,7 +319,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
-        self._rows, self._wanted, self._masks = [], [], []
+        self._rows, self._wanted, self._masks, self._penalized = [], [], [], []
         for row, one in enumerate(requests_with_new_token):
             running = self._running.get(one.state.request_id)
             if running is None:
@@ -307,13 +335,18 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
                     self._masks.append((row, mask.bits()))
                 except InputError as error:  # it ends this answer alone
                     running.error = error
+            if (changed := running.penalized) is not None:
+                changed.read(one.state.generated_tokens[changed.count - prompt.position :])
+                self._penalized.append((row, changed))
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        result = adjusted(masked(scores, self._masks), self._rows)
+        result = penalized(masked(scores, self._masks), self._penalized)
+        result = adjusted(result, self._rows)
         if self._wanted:
-            found = likelihoods(scores, result, [(row, count) for row, count, _ in self._wanted])
+            wanted = [(row, count) for row, count, _ in self._wanted]
+            found = likelihoods(scores, result.argmax(dim=-1), wanted)
             for (row, _, running), one in zip(self._wanted, found, strict=True):
                 running.likelihoods[self._rows[row][1]] = one
         return result

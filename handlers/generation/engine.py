@@ -7,12 +7,29 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
+from handlers.generation.penalties import Penalized, Penalties
+from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling
 from handlers.generation.structure import Mask
 from headrace.generator import Budget
 
 #: How many tokens of an answer may come before the next look at the memory.
 AHEAD: Final = 4
+
+
+@dataclass(slots=True)
+class CachedTokens:
+    """How many tokens of a prompt the cache had when an engine first read it.
+
+    If the prompt is put back, and read again later, its own tokens may be there: no saving.
+    """
+
+    count: int | None = None
+
+    def note(self, count: int) -> None:
+        """Take the count, if it is the first one."""
+        if self.count is None:
+            self.count = count
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,9 @@ class Prompt:
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
             None for no log probabilities.
         mask: which tokens can follow; it has read those of the answer in `tokens`.
+        stop_tokens: further tokens that end the answer, also with `ignore_end`.
+        penalties: what changes the logits; None for nothing.
+        cached: filled by an engine that keeps tokens for other prompts.
     """
 
     tokens: Sequence[int]
@@ -34,6 +54,21 @@ class Prompt:
     ignore_end: bool = False
     logprobs: int | None = None
     mask: Mask | None = None
+    stop_tokens: Sequence[int] = ()
+    penalties: Penalties | None = None
+    cached: CachedTokens = field(default_factory=CachedTokens, compare=False)
+
+    def ends(self, end_tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that end the answer, of a model with these end tokens."""
+        return [*(() if self.ignore_end else end_tokens), *self.stop_tokens]
+
+    def penalized(self, end_tokens: Sequence[int]) -> Penalized | None:
+        """Return what changes the logits of its answer."""
+        if self.penalties is None:
+            return None
+        first = len(self.tokens) - self.position
+        ends = self.ends(end_tokens)
+        return Penalized(self.penalties, self.tokens[:first], self.tokens[first:], ends)
 
 
 @dataclass(slots=True)
@@ -77,6 +112,15 @@ class Engine(ABC):
     @abstractmethod
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         """Take a prompt for which there is room."""
+
+    @property
+    def has_prompt_scores(self) -> bool:
+        """Whether `prompt_scores` works."""
+        return self.has_logprobs
+
+    def prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        """Return what reads the log probabilities of a prompt, outside of the batch."""
+        raise NotImplementedError
 
     def lacks_memory(self) -> bool:
         """Return whether the prompts that run need more memory soon than there is."""

@@ -27,24 +27,46 @@ CHARACTERS_MAX: Final = 16
 #: A word that is cut can have so many tokens where the whole word has one: WordPiece knows no word
 #: of more than 100 characters.
 _CUT_TOKENS: Final = 128
+#: Of a token, as a number.
+_DIGITS_MAX: Final = 9
 
-_Count = Annotated[int, Meta(ge=1)]
+#: The most tokens with a bias, and the most that end an answer, as in vLLM.
+BIASES_MAX: Final = 1024
+STOP_TOKENS_MAX: Final = 128
+
+_Token = Annotated[int, Meta(ge=0)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Repetition = Annotated[float, Meta(gt=0)]
+MinP = Annotated[float, Meta(ge=0, le=1)]
+StopTokens = Annotated[list[_Token], Meta(max_length=STOP_TOKENS_MAX)]
+Biases = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=BIASES_MAX)]
 
 
 class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The input of a job; docs/generation.md lists the fields."""
 
-    prompt: str | list[Annotated[int, Meta(ge=0)]] | None = None
+    prompt: str | list[_Token] | None = None
     messages: list[dict[str, Any]] | None = None
-    max_tokens: _Count | None = None
+    max_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
+    min_p: MinP | None = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Repetition | None = None
+    logit_bias: Biases = {}
+    min_tokens: Annotated[int, Meta(ge=0)] = 0
+    stop_token_ids: StopTokens = []
     stop: str | list[str] = []
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: Annotated[int, Meta(ge=0, le=LOGPROBS_MAX)] | None = None
     structured: Shape | None = None
+    echo: bool = False
+    chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @property
     def stops(self) -> list[str]:
@@ -59,6 +81,18 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
                 f"stop takes up to {STOPS_MAX} texts, each with 1 to {STOP_MAX_CHARS:,} characters"
             )
         return stop
+
+    @property
+    def biases(self) -> dict[int, float]:
+        """What is added to the logits of tokens.
+
+        Raises:
+            InputError: a key is no token.
+        """
+        for token in self.logit_bias:
+            if not token.isascii() or not token.isdigit() or len(token) > _DIGITS_MAX:
+                raise InputError(f"logit_bias: the key {token[:64]!r} is no token; give numbers")
+        return {int(token): bias for token, bias in self.logit_bias.items()}
 
 
 def read_input(value: Any) -> GenerationInput:

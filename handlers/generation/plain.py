@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,6 +15,8 @@ from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.penalties import Penalized
+from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, adjusted, likelihoods, masked
 from headrace.generator import Budget
 
@@ -39,6 +41,16 @@ class PlainEngine(Engine):
     def budget(self) -> Budget:
         return Budget(0 if self._run else 1, self._context)
 
+    @property
+    @override
+    def has_prompt_scores(self) -> bool:
+        # The cache of others does not take several tokens at a time.
+        return not getattr(self._model, "_is_stateful", False)
+
+    @override
+    def prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        return PromptScores(self._model, tokens, likeliest)
+
     @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         self._run = _Run(prompt_id, prompt)
@@ -46,7 +58,7 @@ class PlainEngine(Engine):
 
     def _generate(self, run: _Run) -> None:
         prompt = run.prompt
-        end_tokens = None if prompt.ignore_end else self._end_tokens
+        penalized = prompt.penalized(self._end_tokens)
         ids = torch.tensor([list(prompt.tokens)], device=self._model.device)
         try:
             self._model.generate(
@@ -54,10 +66,10 @@ class PlainEngine(Engine):
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=prompt.max_tokens,
                 do_sample=False,
-                eos_token_id=end_tokens,
+                eos_token_id=prompt.ends(self._end_tokens) or None,
                 pad_token_id=self._end_tokens[0] if self._end_tokens else 0,
                 streamer=run,
-                logits_processor=LogitsProcessorList([_Processor(run)]),
+                logits_processor=LogitsProcessorList([_Processor(run, penalized)]),
                 stopping_criteria=[_Cancelled(run)],
             )
         except Exception as error:  # noqa: BLE001 - it becomes the job's error
@@ -86,7 +98,7 @@ class PlainEngine(Engine):
             self._run = None
             if found is not None:
                 new.error = found
-            elif run.last in self._end_tokens and not run.prompt.ignore_end:
+            elif run.last in run.prompt.ends(self._end_tokens):
                 new.finish = "stop"
             else:
                 new.finish = "length"
@@ -134,8 +146,9 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
 
 
 class _Processor(LogitsProcessor):  # type: ignore[misc] # untyped
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: _Run, penalized: Penalized | None) -> None:
         self._run = run
+        self._penalized = penalized
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -146,9 +159,13 @@ class _Processor(LogitsProcessor):  # type: ignore[misc] # untyped
             read = len(prompt.tokens) + mask.count - prompt.position
             mask.read(input_ids[0, read:].tolist())
             scores = masked(logits, [(0, mask.bits())])
+        if (penalized := self._penalized) is not None:
+            read = len(prompt.tokens) + penalized.count - prompt.position
+            penalized.read(input_ids[0, read:].tolist())
+            scores = penalized.logits(scores)
         scores = adjusted(scores, [(prompt.sampling, position)])
         if prompt.logprobs is not None:
-            self._run.likelihoods += likelihoods(logits, scores, [(0, prompt.logprobs)])
+            self._run.likelihoods += likelihoods(logits, scores.argmax(-1), [(0, prompt.logprobs)])
         return scores
 
 

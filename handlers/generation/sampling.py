@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +20,14 @@ class Sampling:
         top_p: only the likeliest tokens that have this probability together; 1 for all.
         top_k: only so many of the likeliest tokens; 0 for all.
         seed: the same seed makes the same choices.
+        min_p: only tokens with at least this share of the probability of the likeliest; 0 for all.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
+    min_p: float = 0.0
 
 
 def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
@@ -48,6 +50,8 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
     scores = logits[index] / _column([one.temperature for one, _ in drawn], logits)
     if any(0 < one.top_k < scores.shape[1] or one.top_p < 1 for one, _ in drawn):
         scores = _likeliest(scores, [one for one, _ in drawn])
+    if any(one.min_p for one, _ in drawn):
+        scores = torch.stack([_min_p(one.min_p, scores[n]) for n, (one, _) in enumerate(drawn)])
     result = logits.clone()
     result[index] = scores + torch.stack([_gumbel(one, at, scores) for one, at in drawn])
     return result
@@ -87,21 +91,22 @@ class Likelihood(NamedTuple):
 
 
 def likelihoods(
-    logits: Tensor, scores: Tensor, wanted: Sequence[tuple[int, int]]
+    logits: Tensor, tokens: Tensor, wanted: Sequence[tuple[int, int]]
 ) -> list[Likelihood]:
-    """Return how likely the tokens are that `adjusted` has chosen.
+    """Return how likely tokens are.
 
     Args:
         logits: those of the model (rows, vocabulary).
+        tokens: one for each row.
         wanted: the rows, and how many of the likeliest tokens each of them wants.
     """
     index = torch.tensor([place for place, _ in wanted], device=logits.device)
     shares = logits[index].float().log_softmax(dim=-1)
-    chosen = shares.gather(1, scores[index].argmax(dim=-1, keepdim=True))[:, 0].tolist()
+    chosen = shares.gather(1, tokens[index].unsqueeze(1))[:, 0].tolist()
     most = min(max(count for _, count in wanted), shares.shape[1])
-    values, tokens = (found.tolist() for found in shares.topk(most, dim=-1))
+    values, others = (found.tolist() for found in shares.topk(most, dim=-1))
     return [
-        Likelihood(chosen[n], list(zip(tokens[n], values[n], strict=True))[:count])
+        Likelihood(chosen[n], list(zip(others[n], values[n], strict=True))[:count])
         for n, (_, count) in enumerate(wanted)
     ]
 
@@ -116,6 +121,15 @@ def _likeliest(scores: Tensor, rows: Sequence[Sampling]) -> Tensor:
     excluded |= shares.cumsum(dim=-1) - shares >= _column([one.top_p for one in rows], scores)
     excluded[:, 0] = False
     return scores.masked_fill(excluded.scatter(-1, order, excluded), -torch.inf)
+
+
+def _min_p(least: float, scores: Tensor) -> Tensor:
+    """Return the scores of one row (vocabulary) without tokens that are too unlikely."""
+    from transformers import MinPLogitsWarper
+
+    warper: Any = MinPLogitsWarper(least)
+    found: Tensor = warper(scores, scores)  # it reads no tokens
+    return found
 
 
 def _gumbel(sampling: Sampling, position: int, scores: Tensor) -> Tensor:

@@ -49,15 +49,15 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         Raises:
             InputError: none is, or several are.
         """
-        found = [
+        shapes = [
             (name, value)
             for name in self.__struct_fields__
             if (value := getattr(self, name)) is not None and (name, value) != ("json_object", 0)
         ]
-        if len(found) != 1:
+        if len(shapes) != 1:
             names = ", ".join(self.__struct_fields__)
-            raise InputError(f"structured has {len(found)} shapes; give exactly one of {names}")
-        return found[0]
+            raise InputError(f"structured has {len(shapes)} shapes; give exactly one of {names}")
+        return shapes[0]
 
 
 class Mask:
@@ -139,7 +139,7 @@ class Shapes:
             elif name == "regex":
                 grammar = make.grammar_from_regex(value)
             elif name == "choice":
-                choices = " | ".join(msgspec.json.encode(one).decode() for one in value)
+                choices = " | ".join(msgspec.json.encode(text).decode() for text in value)
                 grammar = make.grammar_from_lark(f"start: {choices}")
             else:
                 grammar = make.grammar_from_lark(value)

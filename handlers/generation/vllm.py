@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.penalties import Penalties
 from headrace.errors import ConfigError
 from headrace.generator import Budget
 
@@ -32,6 +33,7 @@ class VllmEngine(Engine):
         dtype: of the weights; "auto" for that of the folder.
         context: the most tokens of a prompt with its answer; None for what the model allows.
         slots: the most prompts at a time.
+        prefix_cache: prompts that begin alike share their blocks.
 
     Raises:
         ConfigError: vLLM is not installed.
@@ -41,7 +43,14 @@ class VllmEngine(Engine):
     has_masks: ClassVar[bool] = False
 
     def __init__(
-        self, folder: Path, dtype: str, context: int | None, slots: int, end_tokens: list[int]
+        self,
+        folder: Path,
+        dtype: str,
+        context: int | None,
+        slots: int,
+        end_tokens: list[int],
+        *,
+        prefix_cache: bool = True,
     ) -> None:
         try:
             import vllm
@@ -64,6 +73,7 @@ class VllmEngine(Engine):
             max_num_seqs=slots,
             skip_tokenizer_init=True,
             disable_log_stats=True,
+            enable_prefix_caching=prefix_cache,
         )
 
         async def start() -> Any:
@@ -87,29 +97,37 @@ class VllmEngine(Engine):
     @override
     def add(self, prompt_id: str, prompt: Prompt) -> None:
         name = f"{prompt_id}/{next(self._numbers)}"
-        sampling = prompt.sampling
+        sampling, asked = prompt.sampling, prompt.penalties or Penalties()
         parameters = self._vllm.SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             seed=sampling.seed % _SEEDS,
             max_tokens=prompt.max_tokens,
+            min_p=sampling.min_p,
+            frequency_penalty=asked.frequency,
+            presence_penalty=asked.presence,
+            repetition_penalty=asked.repetition,
+            logit_bias=dict(asked.bias) or None,
+            # Tokens of the answer that are in the prompt count too.
+            min_tokens=max(0, asked.min_tokens - prompt.position),
             ignore_eos=prompt.ignore_end,
-            # vLLM has no tokenizer here that has them.
-            stop_token_ids=[] if prompt.ignore_end else self._end_tokens,
+            # vLLM has no tokenizer here that has the model's own.
+            stop_token_ids=prompt.ends(self._end_tokens),
             detokenize=False,
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
         future = asyncio.run_coroutine_threadsafe(
-            self._read(prompt_id, name, list(prompt.tokens), parameters), self._loop
+            self._read(prompt_id, name, prompt, parameters), self._loop
         )
         self._running[prompt_id] = (name, future)
 
-    async def _read(self, prompt_id: str, name: str, tokens: list[int], parameters: Any) -> None:
+    async def _read(self, prompt_id: str, name: str, prompt: Prompt, parameters: Any) -> None:
         """Put what vLLM returns for one prompt into the queue."""
         try:
-            stream = self._engine.generate({"prompt_token_ids": tokens}, parameters, name)
-            async for output in stream:
+            tokens = {"prompt_token_ids": list(prompt.tokens)}
+            async for output in self._engine.generate(tokens, parameters, name):
+                prompt.cached.note(output.num_cached_tokens or 0)
                 (one,) = output.outputs
                 new = NewTokens(prompt_id, list(one.token_ids))
                 if output.finished and one.finish_reason in ("stop", "length"):

@@ -33,6 +33,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import NumbersCommand, argument, flag, option
 from headrace.config.extensions import Command, found, loaded
+from headrace.config.secret_files import read_secret_files
 from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def every(
     # __main__.py ignored Ctrl-C during start-up; from here each command handles it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    read_secret_files(os.environ)
 
 
 @app.command()
@@ -134,12 +136,29 @@ def worker(
     labels: str | None = option(
         "--labels LABELS", "Labels of the workers, such as gpu=a100,zone=b."
     ),
+    exit_when_idle: float | None = option(
+        "--exit-when-idle SECONDS",
+        "End once the workers have held no job, and none has waited, for this time.",
+        min=5,
+        max=86_400,
+    ),
 ) -> None:
     """Run one worker per GPU, with the Redis at HEADRACE_REDIS_URL."""
     from headrace.server.component import run_workers
 
     settings = _settings(models_file=models, worker_labels=labels)
-    run_workers(settings, workers, os.environ)
+    run_workers(settings, workers, os.environ, exit_when_idle)
+
+
+@app.command()
+def drain(wait: bool = flag("--wait", "Return when the workers have ended.")) -> None:
+    """Stop the workers of this host: they claim nothing more, and finish what runs."""
+    from headrace.redis.connection import connect
+    from headrace.server.host_workers import drain as drain_workers
+
+    with connect(_settings().needed_redis_url("headrace drain")) as client:
+        nodes = drain_workers(client, wait=wait)
+    output.message(f"{'ended' if wait else 'stopping'}: {', '.join(nodes)}")
 
 
 @app.command()
@@ -169,11 +188,12 @@ def flower(
 def health(
     part: str = argument("PART", "One of api, worker, background, runner, flower, redis.", ...),
     workers: WorkersOption = None,
+    models: bool = flag("--models", "Of a worker: its models must be loaded too."),
 ) -> None:
     """Health probe: exit 0 if the component in this container serves, else 1 with the reason."""
     from headrace.server.health_probe import run_check
 
-    typer.echo(run_check(part, workers, os.environ))
+    typer.echo(run_check(part, workers, os.environ, models=models))
 
 
 @app.command()

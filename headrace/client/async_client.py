@@ -67,6 +67,7 @@ class AsyncClient(ClientBase):
     retry_failures = _awaiting(admin.retry_failures)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
+    demand = _awaiting(calls.demand)
     queues = _awaiting(calls.queues)
     pause_queue = _awaiting(admin.pause_queue)
     resume_queue = _awaiting(admin.resume_queue)

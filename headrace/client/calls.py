@@ -25,7 +25,7 @@ from headrace.client.models import Cancelled, Job, Model, decode_output
 from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Stream, Yield
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
-from headrace.schema.operation import Queue, Queues
+from headrace.schema.operation import Demand, Queue, Queues
 
 MODELS: Final = "/api/v1/models"
 #: Seconds of the first long poll, after which a reason that no worker can load the model is known.
@@ -243,6 +243,16 @@ def model(session: Session, name: str) -> Plan[Model]:
     """
     path = f"{MODELS}/{quote(name, safe='')}"
     return (yield from fetch(session, HttpRequest("GET", path), Model))
+
+
+def demand(session: Session, model: str) -> Plan[Demand]:
+    """Return how much work a model has now.
+
+    Raises:
+        ModelNotFound: no model has this name.
+    """
+    path = f"{MODELS}/{quote(model, safe='')}/demand"
+    return (yield from fetch(session, HttpRequest("GET", path), Demand))
 
 
 def queues(session: Session) -> Plan[list[Queue]]:

@@ -67,6 +67,7 @@ class Client(ClientBase):
     retry_failures = _blocking(admin.retry_failures)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
+    demand = _blocking(calls.demand)
     queues = _blocking(calls.queues)
     pause_queue = _blocking(admin.pause_queue)
     resume_queue = _blocking(admin.resume_queue)

@@ -91,6 +91,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     body_limit_bytes: Annotated[int, Meta(ge=1, le=1024 * MIB)] = 32 * MIB
     header_limit_bytes: Annotated[int, Meta(ge=1024, le=MIB)] = 32 * 1024
     header_limit_count: Annotated[int, Meta(ge=16, le=1000)] = 100
+    stop_delay_s: Annotated[float, Meta(ge=0, le=600)] = 0.0
     request_timeout_s: Annotated[float, Meta(ge=1, le=3600)] = 30.0
     bulk_limit_lines: Annotated[int, Meta(ge=1, le=1_000_000_000)] = 10_000_000
     max_wait_s: Annotated[float, Meta(ge=0, le=600)] = 60.0

@@ -83,11 +83,14 @@ LOAD_S: Final = "load_seconds"
 LOAD_FAILURES: Final = "load_failures"
 UNTOLD: Final = "events_left_out"
 PROMPT_TOKENS: Final = "prompt_tokens"
+PROMPT_TOKENS_CACHED: Final = "prompt_tokens_cached"
 GENERATION_TOKENS: Final = "generation_tokens"
-GENERATION_COUNTED: Final = (PROMPT_TOKENS, GENERATION_TOKENS)
+#: Rows that ran, of models whose inputs are tensors.
+ROWS: Final = "rows"
+GENERATION_COUNTED: Final = (PROMPT_TOKENS, PROMPT_TOKENS_CACHED, GENERATION_TOKENS)
 COUNTED: Final = (
     ADMITTED, DEAD, LEASES_LOST, PADDING, STARVED, RENEWED, LOADS, LOAD_S, LOAD_FAILURES, UNTOLD,
-    *GENERATION_COUNTED,
+    ROWS, *GENERATION_COUNTED,
 )  # fmt: skip
 
 
@@ -198,16 +201,19 @@ class ModelStats:
         self._observed = True
 
     def observe_tokens(
-        self, prompt: int, generated: int, counts: Sequence[int], sum_s: float
+        self, prompt: int, cached: int, generated: int, counts: Sequence[int], sum_s: float
     ) -> None:
         """Add what a generator has done since its last report.
 
         Args:
             prompt: the tokens of the prompts of requests that have ended.
+            cached: those of them that were in the cache.
+            generated: the tokens of their answers.
             counts: how many tokens came after about so long, by `SECONDS_BOUNDS`.
             sum_s: the seconds between all of them.
         """
-        for name, count in ((PROMPT_TOKENS, prompt), (GENERATION_TOKENS, generated)):
+        tokens = (prompt, cached, generated)
+        for name, count in zip(GENERATION_COUNTED, tokens, strict=True):
             if count:
                 self._deltas[name] += count
         if any(counts):
@@ -342,6 +348,7 @@ class ModelState(msgspec.Struct, frozen=True):
         memory_mib: what one replica took at its last load; 0 if it was not measured.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         preprocess: where its `preprocess` runs, and why; "" for a generator.
+        held: how many jobs the worker has claimed and not settled.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -364,6 +371,7 @@ class ModelState(msgspec.Struct, frozen=True):
     processes: list[ProcessState] = []
     variant: str = ""
     preprocess: str = ""
+    held: int = 0
     generation: GenerationState | None = None
 
 

@@ -43,6 +43,7 @@ class Depth:
             clients have no time.
         tokens: of all jobs that have not ended, estimated; 0 if the model's schedule is not by
             tokens.
+        due: how many of the scheduled jobs a worker would put into the queue at once.
     """
 
     queue: str
@@ -52,6 +53,7 @@ class Depth:
     dead: int
     oldest_ages_s: dict[int, float]
     tokens: int = 0
+    due: int = 0
 
     @property
     def oldest_age_s(self) -> float | None:
@@ -78,15 +80,16 @@ class Depths:
     dead: Sequence[int]
     oldest_ages_s: Sequence[Sequence[float]]
     tokens: Sequence[int]
+    due: Sequence[int]
 
 
 def read_columns(answer: Sequence[Any]) -> Depths:
     """Read the reply for many queues by column, which costs a third of a `Depth` for each."""
     now, *rows = answer
-    columns = list(zip(*rows, strict=True)) or [()] * 12
+    columns = list(zip(*rows, strict=True)) or [()] * 13
     now_us = int(now)
     ages = [[_age_s(now_us, since) for since in column] for column in columns[7:11]]
-    return Depths(columns[:4], columns[4], columns[5], columns[6], ages, columns[11])
+    return Depths(columns[:4], columns[4], columns[5], columns[6], ages, columns[11], columns[12])
 
 
 def _age_s(now_us: int, since: bytes) -> float:
@@ -106,7 +109,8 @@ def _depth(queue: str, row: Sequence[Any], now_us: int) -> Depth:
         for step, since in zip(keys.STEPS, row[7:11], strict=True)
         if since
     }
-    return Depth(queue, waiting, int(row[4]), int(row[5]), int(row[6]), ages, int(row[11]))
+    scheduled, in_flight, dead, tokens, due = (int(row[index]) for index in (4, 5, 6, 11, 12))
+    return Depth(queue, waiting, scheduled, in_flight, dead, ages, tokens, due)
 
 
 #: In the order of records/outcomes.lua.

@@ -64,6 +64,32 @@ class Queues(msgspec.Struct):
     queues: list[Queue]
 
 
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """What the replicas of a model have to run now."""
+
+    model: ModelName
+    demand: Annotated[
+        Count, Meta(description="`queued`, `due` and `in_flight`; of a paused model `in_flight`.")
+    ]
+    queued: Annotated[Count, Meta(description="Jobs that wait in the queue.")]
+    due: Annotated[
+        Count, Meta(description="Delayed jobs whose time has come; not yet in the queue.")
+    ]
+    in_flight: Annotated[Count, Meta(description="Jobs that a worker holds, or held when it died.")]
+    seconds: Annotated[
+        Amount | None,
+        Meta(
+            description="How long one replica would run for `demand`, by all batches so far; null: "
+            "none has run, or the model generates."
+        ),
+    ]
+    oldest_age_s: Annotated[
+        Amount | None, Meta(description="How long the oldest waiting job has waited; null: none.")
+    ]
+    ready_replicas: Count
+    paused: bool
+
+
 class QueuePurge(msgspec.Struct):
     """The number of jobs that were cancelled."""
 

@@ -19,6 +19,7 @@ from headrace.redis.compatibility import BrokerInfo, check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import components, recovery, state_dir
 from headrace.server.gpus import worker_devices
+from headrace.server.host_workers import IdleWatch
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.supervisor.child_process import ChildSpec
@@ -29,15 +30,24 @@ from headrace.server.supervisor.supervisor import Supervisor
 Report = Callable[[str], None]
 
 
-def run_workers(settings: Settings, workers: int | None, environ: Mapping[str, str]) -> None:
-    """Run `headrace worker`: one supervised Celery worker per device."""
+def run_workers(
+    settings: Settings, workers: int | None, environ: Mapping[str, str], idle_s: float | None = None
+) -> None:
+    """Run `headrace worker`: one supervised Celery worker per device.
+
+    Args:
+        idle_s: after how many seconds without work it ends; None: never.
+    """
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)
     variables = components.environment(settings, url, environ)
     make = partial(components.worker_children, devices, settings, variables)
     ready = f"{len(devices)} workers on {redact_url(url)}"
-    _supervise([device.name for device in devices], settings, check_broker(url), make, ready)
+    nodes = [components.node_name(device) for device in devices]
+    idle = None if idle_s is None else IdleWatch(url, nodes, idle_s)
+    names = [device.name for device in devices]
+    _supervise(names, settings, check_broker(url), make, ready, idle=idle)
 
 
 def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -109,15 +119,24 @@ def _supervise(
     make: Callable[[Report], list[ChildSpec]],
     ready: str,
     on_stop: Callable[[], None] = lambda: None,
+    idle: IdleWatch | None = None,
 ) -> None:
-    """Run the children of these names until a signal; report when all are ready."""
+    """Run the children of these names until a signal or idleness; report when all are ready."""
     as_json = components.log_format(settings) == logs.JSON
     files = components.log_files(settings)
     console = console_for([OWN_NAME, *names], as_json=as_json, files=files)
     report = partial(console.print, OWN_NAME)
     for warning in broker.warnings():
         report(warning)
-    Supervisor(make(report), console, on_ready=partial(report, ready), on_stop=on_stop).run()
+
+    def is_done() -> bool:
+        if idle is None or not idle():
+            return False
+        report(f"no work for {idle.idle_s:g} s: stopping")
+        return True
+
+    on_ready = partial(report, ready)
+    Supervisor(make(report), console, on_ready=on_ready, on_stop=on_stop, is_done=is_done).run()
 
 
 def _prepare(settings: Settings, component: str) -> str:

@@ -168,7 +168,8 @@ def api_children(
     """Return the processes of the API; see `api_command`."""
     count = settings.api_processes
     names = ["api"] if count == 1 else [f"api{number}" for number in range(count)]
-    return [_api_child(name, environ, listeners, plain) for name in names]
+    stop_timeout_s = API_STOP_S + settings.stop_delay_s
+    return [_api_child(name, environ, listeners, plain, stop_timeout_s) for name in names]
 
 
 def _api_child(
@@ -176,6 +177,7 @@ def _api_child(
     environ: Mapping[str, str],
     listeners: Sequence[socket.socket],
     plain: Sequence[socket.socket],
+    stop_timeout_s: float,
 ) -> ChildSpec:
     # A request to a shared port reaches any process, so each reports through a pipe that it is
     # ready. Both ends stay open here: the pipe must survive the death of a process.
@@ -200,7 +202,7 @@ def _api_child(
         stage=1,
         stop_rank=0,
         ready=lambda _: is_ready(),
-        stop_timeout_s=API_STOP_S,
+        stop_timeout_s=stop_timeout_s,
         pass_fds=(*(listener.fileno() for listener in (*listeners, *plain)), report_fd),
     )
 

@@ -8,12 +8,10 @@ it found, and raises a HeadraceError if the component does not serve.
 from __future__ import annotations
 
 import http.client
-import socket
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
-import msgspec
 import redis
 import redis.exceptions
 
@@ -25,8 +23,8 @@ from headrace.server import components, recovery
 from headrace.server.embedded_redis import redis_url_here
 from headrace.server.extension import processes
 from headrace.server.gpus import worker_devices
+from headrace.server.host_workers import live_reports, unready_models
 from headrace.server.ports import http_get, http_url
-from headrace.server.supervisor.proc import start_time_ticks
 
 #: A loaded machine answers late. The timeout of the container's check must be longer.
 TIMEOUT_S: Final = 4.0
@@ -42,8 +40,13 @@ class Component(StrEnum):
     REDIS = "redis"
 
 
-def run_check(name: str, workers: int | None, environ: Mapping[str, str]) -> str:
+def run_check(
+    name: str, workers: int | None, environ: Mapping[str, str], *, models: bool = False
+) -> str:
     """Run `headrace health COMPONENT`; return a line about what was found.
+
+    Args:
+        models: the models of a worker must be loaded too.
 
     Raises:
         HeadraceError: the component does not serve, or the settings are wrong. Docker allows only
@@ -53,14 +56,21 @@ def run_check(name: str, workers: int | None, environ: Mapping[str, str]) -> str
     known = [*Component, *processes()]
     if name not in known:
         raise ConfigError(f"unknown component {name!r}", hint=f"use one of {', '.join(known)}")
+    if models and name != Component.WORKER:
+        raise ConfigError("--models is for the component worker", hint="leave it out")
     try:
-        return check(name, load_settings(None, environ, {}), workers, environ)
+        return check(name, load_settings(None, environ, {}), workers, environ, models=models)
     except ConfigError as error:
         raise HeadraceError(error.message, hint=error.hint) from error
 
 
 def check(
-    component: str, settings: Settings, workers: int | None, environ: Mapping[str, str]
+    component: str,
+    settings: Settings,
+    workers: int | None,
+    environ: Mapping[str, str],
+    *,
+    models: bool = False,
 ) -> str:
     """Check one component, in the environment it was started in.
 
@@ -73,7 +83,7 @@ def check(
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
     url = redis_url_here(settings)
     if component == Component.WORKER:
-        return check_workers(url, workers, environ)
+        return check_workers(url, workers, environ, models=models)
     if component == Component.BACKGROUND:
         return check_background(url)
     if component == Component.REDIS:
@@ -102,33 +112,24 @@ def check_background(url: str) -> str:
     return f"serving: {node}"
 
 
-def check_workers(url: str, workers: int | None, environ: Mapping[str, str]) -> str:
+def check_workers(
+    url: str, workers: int | None, environ: Mapping[str, str], *, models: bool = False
+) -> str:
     """Check that each worker of `headrace worker` on this host is alive.
 
-    `GET /ready?models=all` checks whether its models are loaded.
+    Args:
+        models: each model that these workers serve must also have a loaded replica here.
     """
     wanted = [components.node_name(device) for device in worker_devices(environ, workers)]
-    seen = _ask(url, _live_nodes)
-    missing = [node for node in wanted if node not in seen]
+    reports = _ask(url, live_reports)
+    missing = [node for node in wanted if node not in reports]
     if missing:
         raise HeadraceError(f"not seen in the last {keys.WORKER_TTL_S} s: {', '.join(missing)}")
+    unready = unready_models(list(reports.values())) if models else {}
+    if unready:
+        listed = ", ".join(f"{name} ({state})" for name, state in sorted(unready.items()))
+        raise HeadraceError(f"no loaded replica on this host of: {listed}")
     return f"serving: {', '.join(wanted) or 'no worker'}"
-
-
-def _live_nodes(client: redis.Redis) -> set[str]:
-    """Return the nodes of this host that have an entry in Redis and a process."""
-    suffix = f"@{socket.gethostname()}"
-    found = set()
-    owners: Any = client.zrange(keys.WORKERS, 0, -1)
-    for owner in owners:
-        raw: Any = client.hget(keys.worker(owner.decode()), "")
-        if raw is None:
-            continue  # expired
-        worker = msgspec.json.decode(raw)
-        # The entry of a killed worker remains for some seconds.
-        if worker["node"].endswith(suffix) and start_time_ticks(worker["pid"]) is not None:
-            found.add(worker["node"])
-    return found
 
 
 def _ask(url: str, question: Callable[[redis.Redis], Any]) -> Any:

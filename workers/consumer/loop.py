@@ -181,6 +181,8 @@ class Consumer:
         self._seq = 0
         self._tag = batch_tag(leases.owner)
         self._sweep_at = self._renew_at = 0.0
+        # How many workers there are, of any models, by the last report.
+        self._workers = 1
 
     def stop(self) -> None:
         """Drain: claim nothing more, release what has not begun, finish and settle the rest."""
@@ -312,7 +314,8 @@ class Consumer:
                 self._updates.find_work(now)
             progress, unloaded = self._updates.progress(), self._updates.on_demand.unloaded()
             report = self._report.commands(self.models, progress, unloaded)
-            for command in chain(report, self._observed()):
+            self._leases.report(report, self._reported)
+            for command in self._observed():
                 self._leases.send(command)
             self._transfer.sweep(now)
             self._profiles.check(now)
@@ -321,6 +324,9 @@ class Consumer:
         totals = [o.totals(self.models) for o in self._observers if now >= o.due_at]
         for command in chain(*totals, self.observer.events(now)):
             self._leases.send(command)
+
+    def _reported(self, workers: int) -> None:
+        self._workers = workers
 
     def _observed(self) -> Iterator[Command]:
         for observer in self._observers:
@@ -430,8 +436,9 @@ class Consumer:
             self._notified()
 
     def _notified(self) -> None:
+        now = time.monotonic()
         for model, place in self._places(self._notifications.read_changes()):
-            model.notified(place)
+            model.notified(place, now, self._workers)
         self._read_cancels()
 
     def _prepare_sleep(self, now: float) -> float:
@@ -482,7 +489,7 @@ class Consumer:
         elif not self._connecting:
             times.append(self._leases.reconnect_at)
         for model in self.models:
-            times.append(model.due_at)
+            times += (model.due_at, model.look_due(now))
             for replica in model.replicas:
                 for batch in replica.running:
                     due_at = batch.start_due_at if connected else NEVER

@@ -130,7 +130,9 @@ class ReplicaFrames:
                 replica.waiting_reported(frame.seq, frame.waits, now)
             case TokenFigures():
                 replica.generation = GenerationState(*frame.state)
-                model.stats.observe_tokens(frame.prompt, frame.generated, frame.counts, frame.sum_s)
+                model.stats.observe_tokens(
+                    frame.prompt, frame.cached, frame.generated, frame.counts, frame.sum_s
+                )
             case Began():
                 staged = replica.staged
                 replica.staged_began = staged is not None and staged.seq == frame.seq

@@ -477,6 +477,13 @@ class LeaseManager:
         """Reap nothing for a lease_ttl: other workers may have been paused like this worker."""
         self._reap_clock.delay(now)
 
+    def report(self, commands: Sequence[Command], reported: Callable[[int], None]) -> None:
+        """Send the worker's report, and pass on how many workers there are."""
+        first, *others = commands
+        self._outbox.add(first, lambda workers, _now: reported(int(workers)))
+        for command in others:
+            self.send(command)
+
     def send(self, command: Command, *, resend: bool = False) -> None:
         """Send a command with the next write; its reply is ignored.
 

@@ -10,6 +10,7 @@ worth the round trip, whatever the age of its jobs, while Redis is connected.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,16 @@ from workers.batching.batcher import Batcher
 
 #: After this many wrong guesses in a row, the next guess waits until jobs were found.
 WRONG_MAX: Final = 3
+#: After this many pushes in a row whose jobs other workers took, an idle worker does not claim at a
+#: push. It reads the length a moment later. Else each job would cost a claim of every idle worker.
+#: Where only few workers could claim, that moment would be worth more than their claims.
+VAIN_MAX: Final = 3
+FEW_WORKERS: Final = 4
+#: The least and the most of that moment, in seconds: an idle worker that claims at once has taken
+#: the job by then. The time is random, so that workers do not look together.
+IDLE_LOOK_S: Final = (0.0005, 0.002)
+#: The same for a busy worker: all idle ones come first.
+BUSY_LOOK_S: Final = (0.0025, 0.004)
 #: The queues by their number: the model's own, and that of the worker's version.
 OWN: Final = 0
 VERSION: Final = 1
@@ -59,6 +70,9 @@ class QueueBacklog:
         closed: another served model claims from it. Then nothing is known to wait either.
         wrong: how many guesses in a row were wrong.
         guessed: the pending claim is a guess.
+        pushed: a push led to the next claim, or to the pending one.
+        vain: how many such claims in a row brought nothing.
+        look_at: until then the worker does not want to know what waits.
         passed_since: since when claims have left no room for its jobs; None if they do not.
     """
 
@@ -68,6 +82,9 @@ class QueueBacklog:
     closed: bool = False
     wrong: int = 0
     guessed: bool = False
+    pushed: bool = False
+    vain: int = 0
+    look_at: float = 0.0
     passed_since: float | None = None
 
     def fits(self, room: Sequence[int]) -> bool:
@@ -138,9 +155,35 @@ class Backlog:
         both = zip(room, own.waiting, version.waiting, strict=False)
         return sum(own_count + version_count for free, own_count, version_count in both if free)
 
-    def watches(self, place: Place) -> bool:
+    def notified(self, place: Place, now: float, *, workers: int, busy: bool) -> None:
+        """Note that a list has changed: a message may wait at this place.
+
+        Args:
+            workers: how many could take it, with this one.
+            busy: no replica is free for it.
+        """
+        queue = self.queues[place.queue]
+        if workers <= 1 or not (busy or queue.vain >= VAIN_MAX):
+            queue.pushed = workers > FEW_WORKERS
+            self.assume_waiting([place])
+        else:
+            after_s = random.uniform(*(BUSY_LOOK_S if busy else IDLE_LOOK_S))  # noqa: S311
+            queue.look_at = now + after_s
+
+    def look_now(self) -> None:
+        """Want to know at once what waits, because a replica is free."""
+        for queue in self.queues:
+            queue.look_at = 0.0
+
+    def look_due(self, now: float) -> float:
+        """Return when the worker wants to know again what waits; infinity if it does now."""
+        return min((q.look_at for q in self.queues if q.look_at > now), default=float("inf"))
+
+    def watches(self, place: Place, now: float) -> bool:
         """Return whether the worker wants to know when messages join this place."""
         queue = self.queues[place.queue]
+        if now < queue.look_at:
+            return False
         # The reply to a pending claim counts what waits.
         return not (self.claiming or queue.paused or queue.closed or queue.waiting[place.step])
 
@@ -219,7 +262,7 @@ class Backlog:
         """Note that the claim was answered, or never will be."""
         self.claiming, self.online_awaited = 0, False
         for queue in self.queues:
-            queue.guessed = False
+            queue.guessed = queue.pushed = False
 
     def refused(self) -> None:
         """Note that Redis has refused to claim from a queue."""
@@ -235,6 +278,11 @@ class Backlog:
         if queue.guessed:
             queue.wrong = 0 if taken else queue.wrong + 1
             queue.guessed = False
+        if taken:
+            queue.vain = 0
+        elif queue.pushed:
+            queue.vain += 1
+        queue.pushed = False
         queue.set_waiting(left)
         self._coming += taken
         self.claiming -= 1
@@ -286,9 +334,13 @@ class Backlog:
                     self.assume_waiting(its_places)
 
     def missed(self, place: Place) -> None:
-        """Note that messages wait at this place, for which a guess would have been right."""
+        """Note that messages wait at this place, for which a guess would have been right.
+
+        It would not have been where other workers take the jobs.
+        """
         queue = self.queues[place.queue]
-        queue.wrong = max(0, queue.wrong - 1)
+        if queue.vain < VAIN_MAX:
+            queue.wrong = max(0, queue.wrong - 1)
         self.assume_waiting([place])
 
     def assume_waiting(self, places: Iterable[Place] = PLACES) -> None:

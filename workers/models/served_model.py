@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Final
 
 from headrace.config.model.catalog import ModelConfig
-from headrace.observability.worker_report import ModelStats
+from headrace.observability.worker_report import ROWS, ModelStats
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import OFFLINE_STEP, version_queue
@@ -240,15 +240,22 @@ class ServedModel:
 
     def wants_notification(self, place: Place, now: float) -> bool:
         """Return whether the next change of a list should wake the worker."""
-        if not self._backlog.watches(place) or not self.serving or not self.room[place.step]:
+        if not self._backlog.watches(place, now) or not self.serving or not self.room[place.step]:
             return False
         # An online job must not wait for an offline batch that has not started.
         offline_next = place.step < STEP_PLACE[OFFLINE_STEP] and self.prepared and not self.online
         return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
 
-    def notified(self, place: Place) -> None:
-        """Note that a list has changed, so that a message may wait there."""
-        self._backlog.assume_waiting([place])
+    def notified(self, place: Place, now: float, workers: int) -> None:
+        """Note that a list has changed, so that a message may wait there.
+
+        `workers` is how many there are.
+        """
+        self._backlog.notified(place, now, workers=workers, busy=not self.takes_jobs)
+
+    def look_due(self, now: float) -> float:
+        """Return when it wants to know again whether messages wait; infinity if it does now."""
+        return self._backlog.look_due(now)
 
     def missed(self, place: Place) -> None:
         """Note that messages wait in a list, for which a guess would have been right."""
@@ -575,6 +582,7 @@ class ServedModel:
     def batch_ended(self, batch: Batch, now: float) -> None:
         """Note that a batch has run, before it is settled: its callers may come back."""
         self._batcher.batch_ended(batch.online, now)
+        self._backlog.look_now()
 
     def batch_done(
         self, batch: Batch, result: Done, now: float
@@ -599,6 +607,8 @@ class ServedModel:
         ready, storing, waits = settle_batch(
             batch, result, began_at, self._pending_payloads, self.retry_policy, self.config.name
         )
+        if self.config.cost == "rows":
+            self.stats.count(ROWS, sum(job.cost for job in batch.jobs))
         self.stats.observe_batch(
             size,
             [job.claimed_at - job.enqueued_at for job in batch.jobs],

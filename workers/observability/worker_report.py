@@ -125,6 +125,7 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         "ready": sum(state is Phase.READY for state in states),
         "device": model.device,
         "error": model.update_error or first_error,
+        "held": len(model.held),
         "loads": model.loads,
         "recycled": history.recycled,
         "lost": history.lost,

@@ -262,13 +262,14 @@ class TokenFigures(msgspec.Struct, frozen=True, array_like=True, tag="generated"
 
     Attributes:
         state: how many requests run, what they take of the budget, and the budget.
-        prompt, generated: tokens of requests that have ended since the last such frame.
+        prompt, cached, generated: tokens of requests that have ended since the last such frame.
         counts: of tokens since then, by the time between two of them.
         sum_s: the sum of these times.
     """
 
     state: tuple[int, int, int]
     prompt: int
+    cached: int
     generated: int
     counts: list[int]
     sum_s: float

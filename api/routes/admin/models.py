@@ -1,4 +1,4 @@
-"""The models: `GET /api/v1/models` and `/api/v1/models/{model}`."""
+"""The models: `GET /api/v1/models`, `/api/v1/models/{model}` and `…/demand`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.components.demand import read_demand
 from api.components.model_status import ModelStateName, ServingWorker
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
@@ -226,6 +227,14 @@ async def get_model(services: Services, _: Request, model: str) -> Reply:
         ]
         detail.result = list(pipeline.result)
     return json_reply(detail)
+
+
+async def get_demand(services: Services, _: Request, model: str) -> Reply:
+    """Return how much work a model has now, for an autoscaler."""
+    config = services.catalog.get(model)
+    await services.model_statuses.refresh()
+    ready = services.model_statuses.ready_replicas(config.name)
+    return json_reply(await read_demand(services.queue, config.name, ready))
 
 
 def _declared(section: InputSection | None) -> DeclaredValue | None:

@@ -175,8 +175,9 @@ def submission_of(
         request.model, services.settings.result_ttl_s, request.options, waiter, request.caller
     )
     extras = Extras(
-        source=source, trace=request.trace, details=request.details, deadline_s=deadline_s
-    )
+        source=source, trace=request.trace, details=request.details, deadline_s=deadline_s,
+        fields=request.fields,
+    )  # fmt: skip
     return submission(
         kind, request.identity.job_id, request.input_json,
         now_s=now_s, request_hash=request.request_hash, extras=extras,

@@ -15,7 +15,7 @@ from api.routes.admission import may_read
 from api.routes.service.metrics import metrics_of
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.errors import BrokerError, ModelsNotReady
+from headrace.errors import BrokerError, ModelsNotReady, Stopping
 from headrace.jobs.job import Count
 from headrace.observability.worker_report import UNLOADED_STATE
 
@@ -68,6 +68,8 @@ async def ready(services: Services, request: Request) -> Reply:
     """
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
     models = read_query(request, ReadyQuery).models
+    if services.stopping:
+        return problem(Stopping("this API process stops"), request.path)
     try:
         statuses = await services.model_statuses.statuses()
     except BrokerError as error:

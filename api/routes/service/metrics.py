@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
+from api.components import demand
 from api.components.model_status import ModelStatus
 from api.observability import metric_families as f
 from api.observability.counters import REQUESTS
@@ -86,6 +87,7 @@ def _all(
         yield _one(f.REDIS_MEMORY, used)
         yield _one(f.REDIS_LIMIT, limit)
     yield from _queues(scraped.depths, names, models)
+    yield from _demand(scraped, names)
     yield MetricSamples(f.PAUSED, names, list(map(int, scraped.paused)))
     yield from _counted(scraped.counted, names)
     yield from _versions(scraped.counted, models)
@@ -104,6 +106,27 @@ def _queues(depths: Depths, names: Names, models: Models) -> Iterator[MetricSamp
     yield MetricSamples(f.IN_FLIGHT, names, depths.in_flight)
     yield MetricSamples(f.SCHEDULED, names, depths.scheduled)
     yield MetricSamples(f.DEAD_LETTERS, names, depths.dead)
+
+
+def _demand(scraped: ScrapeResult, names: Names) -> Iterator[MetricSamples]:
+    depths = scraped.depths
+    jobs = [
+        demand.demand_of(sum(waiting), due, in_flight, paused)
+        for waiting, due, in_flight, paused in zip(
+            zip(*depths.waiting, strict=True),
+            depths.due,
+            depths.in_flight,
+            scraped.paused,
+            strict=True,
+        )
+    ]
+    columns = [scraped.counted.column(field) for field in demand.FIELDS]
+    each_s = [demand.seconds_per_job(*row) for row in zip(*columns, strict=True)]
+    yield MetricSamples(f.DEMAND, names, jobs)
+    known = [n for n, seconds in enumerate(each_s) if seconds is not None]
+    yield MetricSamples(
+        f.DEMAND_S, [names[n] for n in known], [jobs[n] * (each_s[n] or 0.0) for n in known]
+    )
 
 
 def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:

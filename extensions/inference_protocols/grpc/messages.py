@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from api.grpc.protos import Protos
-from extensions.inference_protocols.jobs.inference import Unsupported
 from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
 from extensions.inference_protocols.tensors.envelope import RequestedOutput, Tensor
-from extensions.inference_protocols.tensors.requests import InferRequest, Value
+from extensions.inference_protocols.tensors.requests import InferRequest, Unsupported, Value
 from headrace.errors import InvalidRequest
 
 PROTOS: Final = Protos(Path(__file__).parent / "protos" / "inference.binpb")

@@ -20,13 +20,7 @@ from extensions.inference_protocols.grpc.messages import (
     write_response,
 )
 from extensions.inference_protocols.grpc.stream import JOB, stream_infer
-from extensions.inference_protocols.jobs.inference import (
-    Call,
-    Unsupported,
-    job_request,
-    outputs_of,
-    run,
-)
+from extensions.inference_protocols.jobs.inference import Call, job_request, outputs_of, run
 from extensions.inference_protocols.models import repository
 from extensions.inference_protocols.models.descriptions import (
     config_of,
@@ -35,6 +29,7 @@ from extensions.inference_protocols.models.descriptions import (
 )
 from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
+from extensions.inference_protocols.tensors.requests import Unsupported
 from headrace.access.api_key import Scope
 from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
 
@@ -123,7 +118,7 @@ def _named(message: Any) -> str:
 async def _infer(services: Services, request: Request, message: Any, context: Any) -> Any:
     model = await model_for(services, message.model_name, message.model_version)
     call = Call(
-        request.caller, request.header, idempotency_key(request), None, request_trace(request)
+        request.caller, request.header, idempotency_key(request), trace=request_trace(request)
     )
     try:
         asked = read_request(message)

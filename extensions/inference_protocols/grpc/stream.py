@@ -106,7 +106,7 @@ class _Stream:
     async def _respond(self, message: Any, before: asyncio.Event, after: asyncio.Event) -> None:
         services, request = self._services, self._request
         model = await model_for(services, message.model_name, message.model_version)
-        call = Call(request.caller, request.header, "", None, request_trace(request))
+        call = Call(request.caller, request.header, trace=request_trace(request))
         try:
             asked = read_request(message)
             wants_final = asked.parameters.pop(_WANTS_FINAL, False) is True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Sequence
 from typing import Any, Final
@@ -15,6 +16,7 @@ from extensions.inference_protocols.tensors.datatypes import (
     SIZES,
     flat,
     json_of,
+    no_json,
     raw_of,
     shown,
     size_of,
@@ -22,7 +24,12 @@ from extensions.inference_protocols.tensors.datatypes import (
 )
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import DATA_SIZE, RequestedOutput, Tensor
-from extensions.inference_protocols.tensors.requests import InferRequest, Value, of_value
+from extensions.inference_protocols.tensors.requests import (
+    InferRequest,
+    Unsupported,
+    Value,
+    of_value,
+)
 from headrace.config.inputs.tensors import ANY_SIZE
 from headrace.errors import InvalidRequest, PayloadTooLarge
 
@@ -32,6 +39,12 @@ _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _BINARY: Final = "binary_data"
 _BINARY_ALL: Final = "binary_data_output"
 _CLASSES: Final = "classification"
+#: msgspec's texts for a member that is missing, or of a wrong type, with rapidjson's words.
+_MISSING: Final = re.compile(r"missing required field `(\w+)`")
+_WRONG: Final = re.compile(r"^Expected `(\w+)`.* - at `\$\.(?:.*\.)?(\w+)(?:\[\.\.\.\]|\[\d+\])?`$")
+_WORDS: Final = {
+    "str": "string", "int": "unsigned-integer", "array": "array", "object": "object",
+}  # fmt: skip
 
 
 class _Input(msgspec.Struct):
@@ -61,12 +74,13 @@ def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
     """Return the bytes of a body with a content coding; it may become as long as the limit.
 
     Raises:
-        InvalidRequest: the coding is unknown, or the body has another.
+        Unsupported: the coding is unknown.
+        InvalidRequest: the body has another.
         PayloadTooLarge: it becomes longer.
     """
     window = _WINDOWS.get(coding)
     if window is None:
-        raise InvalidRequest(f"Content-Encoding {coding[:32]!r} is not supported")
+        raise Unsupported("Unsupported compression type")
     stream = zlib.decompressobj(window)
     try:
         found = stream.decompress(body, limit_bytes + 1)
@@ -98,8 +112,8 @@ def read_request(body: bytes, header: bytes, declared: Declaration) -> InferRequ
         return _read(body, body, b"", declared)
     if not header.isdigit() or len(header) > 18 or int(header) > len(body):
         raise InvalidRequest(
-            f"Inference-Header-Content-Length is {header[:32].decode('latin-1')!r}, and the body "
-            f"has {len(body)} bytes"
+            f"inference header size should be in range (0, {len(body)}), got: "
+            f"{header[:32].decode('latin-1')}"
         )
     length = int(header)
     if not length:
@@ -111,7 +125,7 @@ def _decoded(text: bytes) -> _Request:
     try:
         return _DECODE(text)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {error}") from None
+        raise _mistake(error) from None
     except RecursionError:
         raise too_deep() from None
     except ValueError as error:
@@ -119,10 +133,26 @@ def _decoded(text: bytes) -> _Request:
     try:
         # Python's own parser also reads the NaN and Infinity that some clients write.
         return msgspec.convert(json.loads(text), _Request)
+    except msgspec.ValidationError as error:
+        raise _mistake(error) from None
     except RecursionError:
         raise too_deep() from None
     except (ValueError, TypeError):
         raise InvalidRequest(f"failed to parse the request JSON buffer: {reason}") from None
+
+
+def _mistake(error: msgspec.ValidationError) -> InvalidRequest:
+    """Return the error for a member of a wrong type, in the words of Triton's parser."""
+    text = str(error)
+    if missing := _MISSING.search(text):
+        return InvalidRequest(
+            f"Unable to parse '{missing[1]}': attempt to access non-existing object member "
+            f"'{missing[1]}'"
+        )
+    wrong = _WRONG.search(text)
+    if wrong is None or wrong[1] not in _WORDS:
+        return InvalidRequest(f"failed to parse the request JSON buffer: {text}")
+    return no_json(wrong[2], _WORDS[wrong[1]])
 
 
 def _read(
@@ -137,23 +167,20 @@ def _read(
             inputs.append(Tensor(one.name, one.datatype, one.shape, _values(one)))
             continue
         if type(size) is not int or size < 0:
-            raise InvalidRequest(
-                f"parameter '{DATA_SIZE}' of input '{one.name}' is no number of bytes"
-            )
+            raise no_json(DATA_SIZE, "unsigned-integer")
         if one.data is not msgspec.UNSET:
             raise InvalidRequest(
                 f"unexpected 'data' in input '{one.name}', whose binary data follows the JSON"
             )
         if size > len(rest):
             raise InvalidRequest(
-                f"{DATA_SIZE} of input '{one.name}' is {size}, and {len(rest)} bytes are left"
+                f"unexpected size for input '{one.name}', expecting {size - len(rest)} additional "
+                f"bytes for model '{declared.model}'"
             )
         inputs.append(Tensor(one.name, one.datatype, one.shape, rest[:size]))
         rest = rest[size:]
     if rest:
-        raise InvalidRequest(
-            f"unexpected additional input data for model '{declared.model}': {len(rest)} bytes"
-        )
+        raise InvalidRequest(f"unexpected additional input data for model '{declared.model}'")
     wanted = [_wanted(one) for one in given.outputs]
     return InferRequest(
         inputs, wanted, given.id, given.parameters,
@@ -166,7 +193,10 @@ def _values(one: _Input) -> bytes:
     if one.datatype not in SIZES:
         return b""  # refused by its check
     if one.data is msgspec.UNSET:
-        raise InvalidRequest(f"missing 'data' of input '{one.name}'")
+        raise InvalidRequest(
+            "Input must set only one of the following fields: 'data', 'binary_data_size' in "
+            "'parameters', 'shared_memory_region' in 'parameters'. But no field is set"
+        )
     count = size_of(one.name, one.datatype, one.shape) // (SIZES[one.datatype] or 1)
     values = flat(one.data)
     if len(values) != count:
@@ -187,10 +217,11 @@ def _wanted(one: _Output) -> RequestedOutput:
 
 def _raw_request(body: bytes, declared: Declaration) -> InferRequest:
     """Return a request whose body is the raw values of the only input."""
-    if len(declared.inputs) != 1:
+    count = len(declared.inputs)
+    if count != 1:
         raise InvalidRequest(
-            f"Raw request must only have 1 input (found {len(declared.inputs)}) to be deduced but "
-            f"got {len(declared.inputs)} inputs in '{declared.model}' model configuration"
+            "[request id: <id_unknown>] Raw request must only have 1 input (found 1) to be "
+            f"deduced but got {count} inputs in '{declared.model}' model configuration"
         )
     (only,) = declared.inputs
     if only.datatype == BYTES:

@@ -11,7 +11,6 @@ from api.http.bodies import read_body
 from api.http.messages import NO_STORE, Reply, Request, json_reply
 from api.services import Services
 from extensions.inference_protocols.http.errors import error_reply
-from extensions.inference_protocols.jobs.inference import Unsupported
 from extensions.inference_protocols.models import repository
 from extensions.inference_protocols.models.descriptions import (
     config_of,
@@ -20,6 +19,7 @@ from extensions.inference_protocols.models.descriptions import (
 )
 from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
+from extensions.inference_protocols.tensors.requests import Unsupported
 from headrace.errors import BrokerError, InvalidRequest, ModelNotFound
 
 _BODY_MAX_BYTES: Final = 256 * 1024

@@ -49,7 +49,7 @@ async def infer(services: Services, request: Request, model: str, version: str =
         asked = read_request(body, request.header(LENGTH), declaration_of(found))
         call = Call(
             request.caller, request.header, idempotency_key(request), request.receive,
-            request_trace(request),
+            waits=not prefers_async(request.header(b"prefer")), trace=request_trace(request),
         )  # fmt: skip
         validated = job_request(services, call, found, asked)
     except HeadraceError as error:
@@ -57,7 +57,7 @@ async def infer(services: Services, request: Request, model: str, version: str =
         raise
     headers: tuple[Header, ...] = ((JOB, validated.identity.job_id.encode()),)
     try:
-        if prefers_async(request.header(b"prefer")):
+        if not call.waits:
             job, replayed = await submit_job(services, validated)
             return await _accepted(services, job, (*headers, REPLAYED) if replayed else headers)
         job = await run(services, call, validated)

@@ -22,11 +22,13 @@ from api.submission.job_request import (
     with_details,
     with_trace,
 )
-from extensions.inference_protocols.tensors.datatypes import BYTES, joined
+from extensions.inference_protocols.settings import NAME, ProtocolSettings
+from extensions.inference_protocols.tensors.datatypes import BYTES, joined, no_json
 from extensions.inference_protocols.tensors.declarations import OUTPUT, declaration_of
 from extensions.inference_protocols.tensors.envelope import Tensor, read_outputs
 from extensions.inference_protocols.tensors.requests import (
     InferRequest,
+    Unsupported,
     check,
     element_of,
     envelope_of,
@@ -40,7 +42,6 @@ from headrace.errors import (
     BrokerUnavailable,
     HandlerError,
     HeadraceError,
-    InvalidRequest,
     JobTimeout,
 )
 from headrace.jobs.job import Job, State, error_of
@@ -55,10 +56,6 @@ _PRIORITY_MAX: Final = 9
 _US_PER_S: Final = 1_000_000
 
 
-class Unsupported(InvalidRequest, status=501):
-    """The protocol has it, and this server does not."""
-
-
 def _no_header(_: bytes) -> bytes:
     return b""
 
@@ -71,12 +68,14 @@ class Call(NamedTuple):
         key: its idempotency key; "" for none.
         receive: of the request, to notice that its client hangs up; None if the caller's task is
             cancelled then.
+        waits: the answer has the result.
     """
 
     caller: Caller = EVERYBODY
     header: HeaderOf = _no_header
     key: str = ""
     receive: Receive | None = None
+    waits: bool = True
     trace: Trace | None = None
 
 
@@ -111,7 +110,12 @@ def _with_input(
     rows = check(request, declared)
     limit_bytes = services.settings.inline_limit_bytes
     given: bytes | Payload
-    options, version = _options(request), model.asked_version or None
+    settings = services.settings
+    ttl_s = None
+    if call.waits and not identity.chosen:
+        # Its client has the result then: at 1,000 requests a second, a day's would fill Redis.
+        ttl_s = min(settings.of(NAME, ProtocolSettings).answered_ttl_s, settings.result_ttl_s)
+    options, version = _options(request, ttl_s), model.asked_version or None
     if declared.native:
         value, kind = element_of(request)
         given = typed_input(value, kind, media_type(kind), limit_bytes)
@@ -123,10 +127,10 @@ def _with_input(
     return request_from_input(model, given, options, identity, call.caller, version)
 
 
-def _options(request: InferRequest) -> JobOptions:
-    if not request.parameters:
-        return DEFAULT_OPTIONS
+def _options(request: InferRequest, ttl_s: int | None) -> JobOptions:
     parameters = request.parameters
+    if not parameters:
+        return DEFAULT_OPTIONS if ttl_s is None else JobOptions(result_ttl=ttl_s)
     if parameters.get(_SEQUENCE) not in (None, 0, "", "0"):
         raise Unsupported(
             f"{request.about}sequence_id is not supported: each request may run in another process"
@@ -135,12 +139,13 @@ def _options(request: InferRequest) -> JobOptions:
     for name in (_PRIORITY, _TIMEOUT):
         value = parameters.get(name, 0)
         if type(value) is not int or value < 0:
-            raise InvalidRequest(f"{request.about}parameter '{name}' is no number from 0 on")
+            raise no_json(name, "unsigned-integer")
         chosen[name] = value
     priority, timeout_us = chosen[_PRIORITY], chosen[_TIMEOUT]
     return JobOptions(
         priority=min(_PRIORITY_MAX, priority - 1) if priority else DEFAULT_OPTIONS.priority,
         expires=min(timeout_us / _US_PER_S, MAX_WAIT_FOR_START_S) if timeout_us else None,
+        result_ttl=ttl_s,
     )
 
 

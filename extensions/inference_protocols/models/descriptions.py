@@ -14,7 +14,6 @@ from headrace.config.model.catalog import ModelConfig
 
 Document = dict[str, Any]
 #: What clients know as the framework of a model.
-_PLATFORM: Final = "headrace"
 _BACKEND: Final = "python"
 _US_PER_MS: Final = 1000
 #: What of the protocol's extensions is here.
@@ -37,7 +36,7 @@ def metadata_of(services: Services, model: ModelConfig) -> Document:
     return {
         "name": model.name,
         "versions": versions or services.model_statuses.versions(model),
-        "platform": _PLATFORM,
+        "platform": _BACKEND,
         "inputs": _shapes(declared.inputs),
         "outputs": _shapes(declared.outputs),
     }

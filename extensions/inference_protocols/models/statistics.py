@@ -14,6 +14,7 @@ from headrace.observability.worker_report import (
     HOLD_S,
     JOB_S,
     QUEUE_S,
+    ROWS,
     STAGES_S,
     field_of,
 )
@@ -21,7 +22,8 @@ from headrace.redis import keys
 
 _HISTOGRAMS: Final = (BATCH_SIZE, QUEUE_S, HOLD_S, DEVICE_WAIT_S, JOB_S, *STAGES_S)
 _ENDS: Final = ("succeeded", "failed")
-_FIELDS: Final = (*map(field_of, _HISTOGRAMS), *(f"{ENDED}:{one}" for one in _ENDS))
+_COUNTERS: Final = (*(f"{ENDED}:{one}" for one in _ENDS), ROWS)
+_FIELDS: Final = (*map(field_of, _HISTOGRAMS), *_COUNTERS)
 _NS: Final = 1_000_000_000
 
 
@@ -40,21 +42,21 @@ async def statistics_of(services: Services, models: Sequence[ModelConfig]) -> di
 
 def _statistics(model: ModelConfig, row: Sequence[bytes | None]) -> dict[str, Any]:
     histograms = dict(zip(_HISTOGRAMS, map(_count_and_sum, row), strict=False))
-    succeeded, failed = (int(raw or 0) for raw in row[-len(_ENDS) :])
-    batches, jobs = histograms[BATCH_SIZE]
+    succeeded, failed, rows = (int(float(raw or 0)) for raw in row[-len(_COUNTERS) :])
+    batches, jobs = map(int, histograms[BATCH_SIZE])
     waits = [histograms[name] for name in (QUEUE_S, HOLD_S, DEVICE_WAIT_S)]
 
     def compute(name: str) -> dict[str, int]:
         # The time of a batch counts for each of its jobs, as with Triton.
         ran, seconds = histograms[name]
-        return _duration(int(jobs), seconds * jobs / ran if ran else 0.0)
+        return _duration(jobs, seconds * jobs / ran if ran else 0.0)
 
     names = ("compute_input", "compute_infer", "compute_output")
     return {
         "name": model.name,
         "version": model.version,
         "last_inference": 0,
-        "inference_count": int(jobs),
+        "inference_count": rows or jobs,
         "execution_count": batches,
         "inference_stats": {
             "success": _duration(succeeded, histograms[JOB_S][1]),

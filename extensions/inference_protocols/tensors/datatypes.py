@@ -44,10 +44,7 @@ def size_of(name: str, datatype: str, shape: Sequence[int]) -> int:
         InvalidRequest: a dimension is negative, or it is too large.
     """
     if shape and min(shape) < 0:
-        raise InvalidRequest(
-            "Unable to parse 'shape': attempt to access JSON non-unsigned-integer as "
-            "unsigned-integer"
-        )
+        raise no_json("shape", "unsigned-integer")
     count = math.prod(shape)
     if count > ELEMENTS_MAX:
         raise InvalidRequest(
@@ -69,9 +66,11 @@ def flat(data: Any) -> list[Any]:
     """Return the values of nested lists, which may also be flat already.
 
     Raises:
-        InvalidRequest: lists and values are mixed, or the lists are nested too deeply.
+        InvalidRequest: it is no list, lists and values are mixed, or they are nested too deeply.
     """
-    values = data if isinstance(data, list) else [data]
+    if type(data) is not list:
+        raise no_json("data", "array")
+    values = data
     for _ in range(DEPTH_MAX):
         if not values or type(values[0]) is not list:
             break
@@ -107,7 +106,7 @@ def raw_of(datatype: str, values: list[Any]) -> bytes:
     kinds = set(map(type, values))
     if datatype == BOOL:
         if not kinds <= {bool}:
-            raise _no("bool")
+            raise no_json("data", "boolean")
         return bytes(values)
     if datatype not in _CODES:
         raise InvalidRequest(
@@ -115,20 +114,23 @@ def raw_of(datatype: str, values: list[Any]) -> bytes:
             "for input/output"
         )
     if not kinds <= ({int, float} if datatype[0] == "F" else {int}):
-        raise _no(_WORDS[datatype[0]])
+        raise no_json("data", _WORDS[datatype[0]])
     try:
         return array(_CODES[datatype], values).tobytes()
     except OverflowError:
-        raise _no(_WORDS[datatype[0]]) from None
+        raise no_json("data", _WORDS[datatype[0]]) from None
 
 
-def _no(what: str) -> InvalidRequest:
-    return InvalidRequest(f"Unable to parse 'data': attempt to access JSON non-{what} as {what}")
+def no_json(name: str, what: str) -> InvalidRequest:
+    """Return the error for a member of JSON that has another type."""
+    return InvalidRequest(f"Unable to parse '{name}': attempt to access JSON non-{what} as {what}")
 
 
 def _element(value: Any) -> bytes:
     if type(value) is not str:
-        raise _no("string")
+        raise InvalidRequest(
+            "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+        )
     return value.encode()
 
 
@@ -145,12 +147,15 @@ def elements(raw: Raw) -> list[bytes]:
     """
     data, found, at = bytes(raw), [], 0
     while at < len(data):
-        if at + 4 > len(data):
-            raise ValueError("incomplete length")
+        left = len(data) - at - _LENGTH.size
+        if left < 0:
+            raise ValueError(
+                f"expecting 4 bytes of a length but only {len(data) - at} bytes available"
+            )
         (length,) = _LENGTH.unpack_from(data, at)
-        at += 4 + length
-        if at > len(data):
-            raise ValueError("incomplete value")
+        if length > left:
+            raise ValueError(f"expecting string of length {length} but only {left} bytes available")
+        at += _LENGTH.size + length
         found.append(data[at - length : at])
     return found
 

@@ -10,6 +10,7 @@ import msgspec
 
 from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
+    SIZES,
     Raw,
     elements,
     shown,
@@ -30,6 +31,16 @@ from headrace.errors import InvalidRequest
 Value = bool | int | float | str
 #: The most values of BYTES in one tensor: each is looked at.
 BYTES_VALUES_MAX: Final = 1_000_000
+_ROWS_NOTE: Final = (
+    "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
+    "prepended to each input shape. If you want to specify the full shape including the batch dim "
+    "in your input dims config, try setting max_batch_size to zero. See the model configuration "
+    "docs for more info on max_batch_size."
+)
+
+
+class Unsupported(InvalidRequest, status=501):
+    """The protocol has it, and this server does not."""
 
 
 class InferRequest(msgspec.Struct):
@@ -70,6 +81,8 @@ def check(request: InferRequest, declared: Declaration) -> int:
     rows: int | None = None
     for tensor in request.inputs:
         wanted = known[tensor.name]
+        if tensor.datatype not in SIZES:
+            raise InvalidRequest(f"invalid datatype for input {tensor.name}")
         if tensor.datatype != wanted.datatype:
             raise InvalidRequest(
                 f"{request.about}inference input '{tensor.name}' data-type is '{tensor.datatype}', "
@@ -79,7 +92,8 @@ def check(request: InferRequest, declared: Declaration) -> int:
         if not fits(tensor.shape, wanted.shape):
             raise InvalidRequest(
                 f"{request.about}unexpected shape for input '{tensor.name}' for model "
-                f"'{declared.model}'. Expected {shown(wanted.shape)}, got {shown(tensor.shape)}."
+                f"'{declared.model}'. Expected {shown(wanted.shape)}, got {shown(tensor.shape)}. "
+                + (_ROWS_NOTE if declared.rows_max else "")
             )
         if declared.rows_max:
             if rows is not None and tensor.shape[0] != rows:
@@ -105,7 +119,8 @@ def _check_names(
 ) -> None:
     for what, given in (("input", names), ("output", [one.name for one in request.wanted])):
         if twice := [name for name, count in Counter(given).items() if count > 1]:
-            raise InvalidRequest(f"{what} '{twice[0]}' already exists in request")
+            about = request.about if what == "input" else ""
+            raise InvalidRequest(f"{about}{what} '{twice[0]}' already exists in request")
     for name in names:
         if name not in known:
             raise InvalidRequest(
@@ -143,12 +158,12 @@ def _check_data(request: InferRequest, tensor: Tensor, size: int, model: str) ->
         found = len(elements(tensor.data))
     except ValueError as error:
         raise InvalidRequest(
-            f"{request.about}{error} of a string element of inference input '{tensor.name}'"
+            f"incomplete string data for inference input '{tensor.name}', {error}"
         ) from None
     if found != size:
         raise InvalidRequest(
-            f"{request.about}expected {size} string elements for inference input '{tensor.name}', "
-            f"got {found}"
+            f"{request.about}unexpected number of string elements {found} for inference input "
+            f"'{tensor.name}' for model '{model}', expecting {size}"
         )
 
 

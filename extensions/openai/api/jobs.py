@@ -39,7 +39,7 @@ from headrace.errors import (
 )
 from headrace.jobs.ids import new_id
 from headrace.jobs.job import Job, error_of
-from headrace.redis.scripts import pages_of
+from headrace.redis.scripts import Arg, pages_of
 from headrace.schema.lines import JobRequest
 from headrace.schema.serialization import raw_result
 
@@ -120,6 +120,7 @@ class RequestJobs:
     results. With an idempotency key they go on: the client may send the request again.
 
     Attributes:
+        asked: the request.
         answer_id: the id of the answer, which is that of the first job.
         request_id: the header that OpenAI's SDK shows as the id of the request.
     """
@@ -133,11 +134,15 @@ class RequestJobs:
     ) -> None:
         self._services = services
         self._request = request
-        self._asked = asked
+        self.asked = asked
         self._requests = requests
         self.count = len(requests)
         self.answer_id = requests[0].identity.job_id
         self.request_id: Header = (b"x-request-id", self.answer_id.encode())
+
+    def add_fields(self, *fields: Arg) -> None:
+        """Add names and values to the record of each job."""
+        self._requests = [msgspec.structs.replace(one, fields=fields) for one in self._requests]
 
     async def wait(self) -> list[Job]:
         """Submit the jobs and wait until all of them have succeeded.
@@ -184,7 +189,7 @@ class RequestJobs:
     ) -> Job:
         try:
             job = (await submit_and_wait(self._services, request, client.receive, math.inf)).job
-            check_success(job, self._asked.place_of(index, self.count))
+            check_success(job, self.asked.place_of(index, self.count))
         except BaseException:
             failed.append(index)
             raise

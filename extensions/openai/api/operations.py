@@ -18,7 +18,7 @@ from extensions.openai.api import batches, files, inference, responses, stored_r
 from extensions.openai.api.upload import FILE_FIELD
 from extensions.openai.batches.files import BATCH, KEEP_MAX_S
 from extensions.openai.schema.answers import ChatChunk, ChatCompletion, Completion, Embeddings
-from extensions.openai.schema.errors import OpenAIError
+from extensions.openai.schema.errors import OpenAIError, status_of
 from extensions.openai.schema.requests import (
     CHAT,
     COMPLETIONS,
@@ -107,7 +107,7 @@ def _operation(
     needs = Scope.READ if method == "GET" else Scope.SUBMIT
     return Operation(
         method, path, endpoint, needs, endpoint.__name__, answers, problems, error=OpenAIError,
-        **more,
+        status_of=status_of, **more,
     )  # fmt: skip
 
 

@@ -38,11 +38,12 @@ from extensions.openai.api.stored_responses import (
     continued,
     drop_include,
     generation_of,
-    keep_items,
     outcome_of,
     visible_response,
 )
-from extensions.openai.schema.answers import read_part
+from extensions.openai.redis.keys import ITEMS
+from extensions.openai.schema.answers import Part, check_logprobs, read_part
+from extensions.openai.schema.conversations import as_items, packed, shown_items
 from extensions.openai.schema.errors import openai_error
 from extensions.openai.schema.responses import (
     HEAD_EVENTS,
@@ -76,10 +77,12 @@ class ResponseQuery(msgspec.Struct):
 async def create_response(services: Services, request: Request) -> Reply | StreamingReply:
     """Create a response: wait for it, stream it, or let it go on in the background."""
     asked, jobs = await read_jobs(services, request, ResponseRequest, continued)
+    if asked.store is not False:
+        # Without them nothing can continue it.
+        jobs.add_fields(ITEMS, packed(shown_items(jobs.answer_id, as_items(asked.input))))
     try:
         waits = not (asked.stream or asked.background)
         (job,) = await (jobs.wait() if waits else jobs.submit())
-        await keep_items(services, asked, job)
         if asked.stream:
             try:
                 return await _start_stream(services, request, job, None, jobs)
@@ -87,7 +90,9 @@ async def create_response(services: Services, request: Request) -> Reply | Strea
                 await jobs.cancel()
                 raise
         if waits:
-            await generation_of(services, job)
+            found = await generation_of(services, job)
+            if found is not None:
+                check_logprobs(asked, found)
         reply = json_reply((await outcome_of(services, job))[0])
         if asked.store is False:
             await _forget(services, request, job.id)
@@ -171,7 +176,7 @@ async def _start_stream(
 
     try:
         if attended:
-            await _check_first(services, await first_events(services, stream, job))
+            await _check_first(services, await first_events(services, stream, job), jobs)
     except BaseException:
         await close()
         raise
@@ -196,12 +201,16 @@ def _pieces_before(after: int | None) -> int:
     return max(0, (after or 0) - HEAD_EVENTS + 1)
 
 
-async def _check_first(services: Services, first: Sequence[PieceEvent]) -> None:
+async def _check_first(
+    services: Services, first: Sequence[PieceEvent], jobs: RequestJobs | None
+) -> None:
     """Raise a HeadraceError if the response ends with one, in its first events."""
     for event in first:
         if isinstance(event, Ended):
             check_success(event.job)
             await generation_of(services, event.job)
+        elif isinstance(event, Pieces) and jobs and isinstance(jobs.asked, ResponseRequest):
+            check_logprobs(jobs.asked, read_part(event.pieces, jobs.asked.model))
 
 
 class _ResponseWriter:
@@ -227,7 +236,8 @@ class _ResponseWriter:
         self._checks_load = checks_load
         self._events = ResponseEvents(job.id)
         self.head = self._text(self._events.head(response_of(job))) or HEARTBEAT
-        self._sent = 0
+        # How long the text is that was sent, and how many log probabilities were.
+        self._sent = self._logprobs = 0
         self._last = 0
         # Pieces are gone that the client does not have; the rest of the text comes at the end.
         self._gap = False
@@ -242,11 +252,12 @@ class _ResponseWriter:
                 case Pieces(Place(last), pieces):
                     known = _pieces_before(self._after)
                     fresh = pieces[max(0, len(pieces) - (last - known)) :] if last > known else []
-                    text = read_part(fresh, self._job.model).text
+                    part = read_part(fresh, self._job.model)
                     self._last = last
-                    if text and not self._gap:
-                        self._sent += len(text)
-                        parts.append(self._text([self._events.delta(last, text)]))
+                    if part.text and not self._gap:
+                        self._sent += len(part.text)
+                        self._logprobs += len(part.logprobs or ())
+                        parts.append(self._text([self._events.delta(last, part)]))
                 case Restarted(Place(at)):
                     # The events that the client has may come from after it.
                     if at == 0 or at > _pieces_before(self._after):
@@ -272,9 +283,11 @@ class _ResponseWriter:
         response, found = await outcome_of(self._services, job)
         events = self._events.tail(last, response, found)
         rest = "" if found is None else found.text[self._sent :]
+        likely = None if found is None else found.logprobs
         if rest and (self._gap or not self._sent) and self._after < 0:
             # Its handler yields no pieces, or some are not kept any more.
-            events = chain([self._events.delta(last + 1, rest)], events)
+            part = Part(rest, likely and likely[self._logprobs :])
+            events = chain([self._events.delta(last + 1, part)], events)
         return self._text(events)
 
     def _text(self, events: Iterable[dict[str, Any]]) -> bytes:

@@ -6,7 +6,6 @@ seen by the same API keys.
 
 from __future__ import annotations
 
-import logging
 import re
 from typing import Annotated, Any, Final, Literal
 
@@ -18,25 +17,20 @@ from api.routes.jobs.job import visible_job
 from api.services import Services
 from api.submission.decoding import read_query
 from extensions.openai.api.jobs import result_of
-from extensions.openai.redis import script
 from extensions.openai.redis.keys import ITEMS
 from extensions.openai.schema.answers import Generation, read_generation
 from extensions.openai.schema.conversations import (
     as_items,
-    packed,
     reference_of,
     responses_of,
-    shown_items,
     unpacked,
 )
 from extensions.openai.schema.errors import BadField
 from extensions.openai.schema.responses import Response, ResponseRequest, echo_of, response_of
-from headrace.errors import BrokerError, InvalidParameter, JobNotFound
+from headrace.errors import InvalidParameter, JobNotFound
 from headrace.jobs.ids import is_id
 from headrace.jobs.job import Job, State
 from headrace.redis import keys
-
-logger = logging.getLogger(__name__)
 
 _AGAIN: Final = "Send the earlier messages in input."
 #: A parameter with which clients ask for more output; only this kind of it can be there.
@@ -74,10 +68,10 @@ async def generation_of(services: Services, job: Job) -> Generation | None:
 async def outcome_of(services: Services, job: Job) -> tuple[Response, Generation | None]:
     """Return a response, and its text; one whose result is no text has failed."""
     try:
-        found = await generation_of(services, job)
+        generation = await generation_of(services, job)
     except InvalidParameter as error:
         return response_of(job, None, error.message), None
-    return response_of(job, found), found
+    return response_of(job, generation), generation
 
 
 class ItemsQuery(msgspec.Struct):
@@ -98,17 +92,6 @@ class Items(msgspec.Struct, kw_only=True):
     first_id: str | None
     last_id: str | None
     has_more: bool
-
-
-async def keep_items(services: Services, asked: ResponseRequest, job: Job) -> None:
-    """Keep what a response was given, if it is stored. Without it nothing can continue it."""
-    if asked.store is False:
-        return
-    items = packed(shown_items(job.id, as_items(asked.input)))
-    try:
-        await services.queue.call(script("responses/keep").call([], job.id, items))
-    except BrokerError as error:
-        logger.warning("items of a response not kept: %s", error.message, extra={"job": job.id})
 
 
 async def _kept_items(services: Services, job: Job) -> list[dict[str, Any]]:
@@ -171,9 +154,9 @@ class _Conversations:
                 continue
         # The conversation of another response can have it, if its own one is gone.
         for items in self._known.values():
-            for one in items:
-                if one["id"] == item_id:
-                    return one
+            for item in items:
+                if item["id"] == item_id:
+                    return item
         raise BadField(
             f"input[{place}]: there is no item {item_id[:128]!r}", "input",
             hint=f"It never existed, or its response was deleted or has expired. {_AGAIN}",
@@ -192,15 +175,18 @@ class _Conversations:
                 f"the response {job.id!r} has the status {response.status}",
                 "previous_response_id", hint="Continue one that is completed.",
             )  # fmt: skip
+        for text in (one for message in response.output for one in message.content):
+            text.logprobs = []  # no input of the next one
         output = msgspec.to_builtins(response.output)
-        self._known[response_id] = found = [*await _kept_items(self._services, job), *output]
-        return found
+        items = [*await _kept_items(self._services, job), *output]
+        self._known[response_id] = items
+        return items
 
 
 def drop_include(request: Request) -> None:
     """Drop what a query wants to include and no response here has."""
     parts = request.query_string.split(b"&")
-    request.query_string = b"&".join(one for one in parts if not _INCLUDE.match(one))
+    request.query_string = b"&".join(part for part in parts if not _INCLUDE.match(part))
 
 
 async def list_input_items(services: Services, request: Request, response_id: str) -> Reply:
@@ -211,7 +197,7 @@ async def list_input_items(services: Services, request: Request, response_id: st
     if query.order == "desc":
         items.reverse()
     if query.after:
-        places = [place for place, one in enumerate(items) if one["id"] == query.after]
+        places = [place for place, item in enumerate(items) if item["id"] == query.after]
         if not places:
             raise BadField(f"the response has no item {query.after[:128]!r}", "after")
         items = items[places[0] + 1 :]

@@ -1,4 +1,4 @@
-"""The scripts and the keys of files, batches and responses."""
+"""The scripts of files and batches, and the keys of these and of responses."""
 
 from __future__ import annotations
 

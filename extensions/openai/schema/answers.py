@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 from collections.abc import Sequence
 from itertools import accumulate, chain
@@ -13,14 +14,22 @@ from msgspec import Meta
 
 from extensions.openai.schema.requests import (
     ChatRequest,
+    CompletionRequest,
     EmbeddingRequest,
     GenerationRequest,
     OpenAIRequest,
+    SampledRequest,
 )
 from headrace.errors import HandlerError, InvalidParameter
 from headrace.jobs.job import Count
 
 Finish = Literal["stop", "length"]
+
+
+class PromptTokensDetails(msgspec.Struct):
+    """The tokens of the prompt that the model had in its cache."""
+
+    cached_tokens: Count = 0
 
 
 class Usage(msgspec.Struct):
@@ -29,22 +38,38 @@ class Usage(msgspec.Struct):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
+    prompt_tokens_details: PromptTokensDetails = msgspec.field(default_factory=PromptTokensDetails)
 
 
-class LikelyToken(msgspec.Struct, kw_only=True):
-    """A token that could have been chosen."""
+class TokenCounts(msgspec.Struct):
+    """The tokens of a job, as its result has them."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    cached_tokens: Count = 0
+
+
+class Token(msgspec.Struct, kw_only=True):
+    """A token of the model."""
 
     token: str
-    logprob: float
     bytes: Annotated[
         list[Annotated[int, Meta(ge=0, le=255)]] | None,
         Meta(description="Its text in UTF-8; null for a part of a character."),
     ] = None
 
 
-class ChosenToken(LikelyToken, kw_only=True):
+class LikelyToken(Token, kw_only=True):
+    """A token that could have been chosen."""
+
+    logprob: float
+
+
+class ChosenToken(Token, kw_only=True):
     """A token of an answer, and the likeliest ones in its place."""
 
+    logprob: Annotated[float | None, Meta(description="Null for the first token of a prompt.")]
     top_logprobs: list[LikelyToken] = []
 
 
@@ -68,7 +93,7 @@ class Generation(Part):
     """
 
     finish_reason: str = "stop"
-    usage: Usage | None = None
+    usage: TokenCounts | None = None
 
     @property
     def finish(self) -> Finish:
@@ -144,14 +169,12 @@ class CompletionLogprobs(msgspec.Struct, kw_only=True):
     """The log probabilities of the tokens of a continuation."""
 
     tokens: list[str]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     top_logprobs: Annotated[
-        list[dict[str, float]],
+        list[dict[str, float] | None],
         Meta(description="The likeliest tokens in the place of each, and the chosen one."),
     ]
-    text_offset: Annotated[
-        list[Count], Meta(description="Where each token begins in the continuation.")
-    ]
+    text_offset: Annotated[list[Count], Meta(description="Where each token begins in the text.")]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -243,15 +266,17 @@ def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
     return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None)
 
 
-def check_logprobs(request: GenerationRequest, part: Part) -> None:
+def check_logprobs(request: SampledRequest, part: Part) -> None:
     """Check that an answer has log probabilities if the request asks for them.
 
     Raises:
         InvalidParameter: the model returned none.
     """
     if request.likeliest is not None and part.logprobs is None:
+        names = ("logprobs", "include", "top_logprobs", "best_of")
+        given = [name for name in names if getattr(request, name, None) is not None]
         raise InvalidParameter(
-            f"model {request.model} returns no logprobs", "logprobs", hint="Leave it out."
+            f"model {request.model} returns no logprobs", given[0], hint=f"Leave {given[0]} out."
         )
 
 
@@ -288,6 +313,8 @@ def answer(
                 for n, one in enumerate(found)
             ],
         )
+    if isinstance(request, CompletionRequest) and request.ranked:
+        found = _best(request, found)
     return Completion(
         **head,
         choices=[
@@ -300,6 +327,25 @@ def answer(
             for n, one in enumerate(found)
         ],
     )
+
+
+def _best(request: CompletionRequest, found: Sequence[Generation]) -> list[Generation]:
+    """Return the `n` answers to each prompt whose tokens are the likeliest, the best one first."""
+    best: list[Generation] = []
+    for first in range(0, len(found), request.choices):
+        answers = sorted(found[first : first + request.choices], key=_mean_logprob, reverse=True)
+        best += answers[: request.n or 1]
+    if request.logprobs is None:
+        best = [msgspec.structs.replace(one, logprobs=None) for one in best]
+    return best
+
+
+def _mean_logprob(found: Generation) -> float:
+    # The tokens of a prompt come before those of its answer, and have no share in this.
+    count = found.usage.completion_tokens if found.usage is not None else None
+    tokens = found.logprobs or []
+    own = [one.logprob or 0.0 for one in tokens[max(0, len(tokens) - (count or len(tokens))) :]]
+    return sum(own) / len(own) if own else -math.inf
 
 
 def _head(request: GenerationRequest, answer_id: str, created: int) -> dict[str, Any]:
@@ -318,8 +364,9 @@ def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage |
     if len(usages) < len(found):
         return None
     prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
+    cached = sum(usage.cached_tokens for usage in usages[:: request.choices])
     new = sum(usage.completion_tokens for usage in usages)
-    return Usage(prompt, new, prompt + new)
+    return Usage(prompt, new, prompt + new, PromptTokensDetails(cached))
 
 
 def _chat_logprobs(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
@@ -332,17 +379,23 @@ def _completion_logprobs(
     """Return log probabilities as a completion has them.
 
     Args:
-        before: how many characters of the continuation come before the first token.
+        before: how many characters of the text come before the first token.
     """
     if logprobs is None:
         return None
-    lengths = [len(one.token) for one in logprobs]
+    # A special token is no part of the text, and has no bytes.
+    lengths = [0 if one.bytes == [] else len(one.token) for one in logprobs]
     return CompletionLogprobs(
         tokens=[one.token for one in logprobs],
         token_logprobs=[one.logprob for one in logprobs],
         # Tokens can have the same text. The likeliest comes last, so it is kept.
         top_logprobs=[
-            {other.token: other.logprob for other in (one, *reversed(one.top_logprobs))}
+            None
+            if one.logprob is None
+            else {
+                one.token: one.logprob,
+                **{other.token: other.logprob for other in reversed(one.top_logprobs)},
+            }
             for one in logprobs
         ],
         text_offset=list(accumulate(lengths[:-1], initial=before)) if lengths else [],

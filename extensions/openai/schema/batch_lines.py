@@ -62,9 +62,11 @@ def line_job(endpoint: str, body: msgspec.Raw) -> LineJob:
         if request.stream:
             raise InvalidParameter("stream is not for batches", "stream", hint="Leave it out.")
         if request.choices > 1:
+            name = request.several
             raise InvalidParameter(
-                "n is above 1, and a line of a batch has one answer", "n", hint="Add more lines."
-            )
+                f"{name} is above 1, and a line of a batch has one answer", name,
+                hint="Add more lines.",
+            )  # fmt: skip
     if isinstance(request, ResponseRequest):
         for name in ("stream", "background", "previous_response_id"):
             if getattr(request, name):

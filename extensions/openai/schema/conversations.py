@@ -40,9 +40,10 @@ def responses_of(item_id: str) -> Sequence[str]:
 
 def reference_of(item: Mapping[str, Any]) -> str | None:
     """Return the id of the item that this one refers to; None if it refers to none."""
-    found = item.get("id")
+    item_id = item.get("id")
     bare = "type" not in item and "role" not in item and "content" not in item
-    return found if isinstance(found, str) and (bare or item.get("type") == REFERENCE) else None
+    names_one = isinstance(item_id, str) and (bare or item.get("type") == REFERENCE)
+    return item_id if names_one else None
 
 
 def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,7 +54,7 @@ def as_items(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
 def shown_items(job_id: str, items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the items of a response as the API shows them, each with an id."""
     return [
-        _shown(f"{job_id.removeprefix(RESPONSE_PREFIX)}.{n}", one) for n, one in enumerate(items)
+        _shown(f"{job_id.removeprefix(RESPONSE_PREFIX)}.{n}", item) for n, item in enumerate(items)
     ]
 
 
@@ -71,8 +72,8 @@ def _shown(name: str, item: dict[str, Any]) -> dict[str, Any]:
 
 def packed(items: Sequence[dict[str, Any]]) -> bytes:
     """Return items as they are kept; b"" if they are too long for that."""
-    found = zlib.compress(msgspec.json.encode(items))
-    return found if len(found) <= ITEMS_MAX_BYTES else b""
+    compressed = zlib.compress(msgspec.json.encode(items))
+    return compressed if len(compressed) <= ITEMS_MAX_BYTES else b""
 
 
 def unpacked(kept: bytes) -> list[dict[str, Any]]:

@@ -32,7 +32,10 @@ _CODES: Final = {
     errors.Unauthorized.code: "invalid_api_key",
 }
 #: The field at the beginning of a handler's message, such as "messages[1].content has …".
-_FIELD: Final = re.compile(r"(messages|prompt|input)(?:\[|: )|(logprobs|max_tokens|stop|seed): ")
+_FIELD: Final = re.compile(
+    r"(messages|prompt|input)(?:\[|: )|"
+    r"(chat_template_kwargs|echo|logit_bias|logprobs|max_tokens|min_tokens|stop|seed): "
+)
 
 
 class BadField(InvalidParameter):
@@ -79,7 +82,7 @@ def openai_error(error: HeadraceError) -> OpenAIError:
     return OpenAIError(ErrorDetail(message, kind, _param(error), _code(error)))
 
 
-def status_of(error: HeadraceError) -> int:
+def status_of(error: HeadraceError | type[HeadraceError]) -> int:
     """Return the status of an error: OpenAI's API has no 422, so it is a bad request there."""
     return _BAD_REQUEST if error.status == _UNPROCESSABLE else error.status
 

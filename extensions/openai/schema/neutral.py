@@ -81,10 +81,26 @@ NEVER_MADE: Final = Only(
 #: Also a summary of what a model thinks, which none here makes.
 NO_REASONING: Final = Members(effort=("none",), summary=ANY, generate_summary=ANY)
 
+#: Fields of generation, which some requests have. Their defaults are left out, so that they reach
+#: no handler that does not know them.
+_SOMETIMES: Final[dict[str, Neutral]] = {
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "stop_token_ids": ([],),
+    "top_k": (-1,),
+}
 #: Fields of other servers: vLLM, SGLang, TGI, llama.cpp, LM Studio, Ollama, OpenRouter.
 FOREIGN: Final[dict[str, Neutral]] = {
+    **_SOMETIMES,
     "adapter_id": ("",),
-    "add_generation_prompt": (True,),
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "bad_words": ([],),
@@ -92,8 +108,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "cache_prompt": ANY,
     "cache_salt": ANY,
     "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
     "custom_logit_processor": (),
     "data_parallel_rank": (),
     "detokenize": (True,),
@@ -101,7 +115,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "ebnf": ("",),
-    "echo": (False,),
     "embed_dtype": ("float32",),
     "enable_response_messages": (False,),
     "endianness": ("native", "little"),
@@ -126,8 +139,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "lora_path": (),
     "media_io_kwargs": ({},),
     "min_keep": (0,),
-    "min_p": (0,),
-    "min_tokens": (0,),
     "mirostat": (0,),
     "mm_processor_kwargs": ({},),
     "n_keep": (0,),
@@ -146,7 +157,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "regex": ("",),
     "repeat_last_n": ANY,
     "repeat_penalty": (1,),
-    "repetition_penalty": (1,),
     "request_id": ANY,
     "return_full_text": (False,),
     "return_hidden_states": (False,),
@@ -159,7 +169,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_regex": ([], ""),
-    "stop_token_ids": ([],),
     "stream_reasoning": ANY,
     "structural_tag": (),
     "structured_outputs": ({},),
@@ -183,7 +192,7 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "xtc_probability": (0,),
 }
 #: Values of fields that this server has, by which other servers mean the default.
-DEFAULTS: Final[dict[str, Neutral]] = {"max_completion_tokens": (-1,), "top_k": (-1,)}
+DEFAULTS: Final[dict[str, Neutral]] = {**_SOMETIMES, "max_completion_tokens": (-1,)}
 
 
 def without_defaults(fields: Mapping[str, Any], more: Mapping[str, Neutral]) -> dict[str, Any]:

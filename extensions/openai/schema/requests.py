@@ -24,6 +24,7 @@ from extensions.openai.schema.neutral import (
     listed,
     without_defaults,
 )
+from handlers.generation.inputs import Biases, MinP, Penalty, Repetition, StopTokens
 from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
@@ -38,6 +39,8 @@ EMBEDDINGS: Final = "/v1/embeddings"
 
 #: The most answers to one prompt.
 CHOICES_MAX: Final = 128
+#: The most answers of which the best are returned, as OpenAI has it.
+BEST_OF_MAX: Final = 20
 #: The most texts of one request.
 TEXTS_MAX: Final = 2048
 #: The most new tokens of a completion that names no `max_tokens`, as OpenAI has it.
@@ -54,9 +57,10 @@ _TokenLists = Annotated[list[Tokens], Meta(min_length=1, max_length=TEXTS_MAX)]
 Counted = Annotated[int, Meta(ge=1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
-_Likeliest = Annotated[int, Meta(ge=0, le=20)]
+Likeliest = Annotated[int, Meta(ge=0, le=20)]
 _Stop = Annotated[str, Meta(max_length=STOP_MAX_CHARS)]
-
+_NOT_OPENAI: Final = Meta(description="Not in OpenAI's API.")
+TEMPLATE_KWARGS: Final = Meta(description="Variables of the chat template. As in vLLM.")
 
 _TOKENS_SCHEMA: Final = {
     "type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1,
@@ -142,26 +146,49 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """
 
 
-class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
-    """What a chat and a completion have in common."""
+class SampledRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens of answers are chosen."""
 
     temperature: Temperature | None = None
     top_p: TopP | None = None
-    n: Annotated[
-        Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None,
-        Meta(description="How many answers to make; each is a job."),
-    ] = None
+    seed: int | None = None
     stop: Annotated[
         _Stop | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)] | None,
         Meta(description="The answer ends before the first of them."),
     ] = None
-    seed: int | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[
+        Biases | None, Meta(description="What is added to the logits of tokens, by their numbers.")
+    ] = None
+    top_k: Annotated[Annotated[int, Meta(ge=0)] | None, _NOT_OPENAI] = None
+    min_p: Annotated[MinP | None, _NOT_OPENAI] = None
+    repetition_penalty: Annotated[Repetition | None, _NOT_OPENAI] = None
+    min_tokens: Annotated[Counted | None, _NOT_OPENAI] = None
+    stop_token_ids: Annotated[StopTokens | None, _NOT_OPENAI] = None
+    ignore_eos: Annotated[bool | None, _NOT_OPENAI] = None
+
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens come with log probabilities; None without these."""
+        raise NotImplementedError
+
+    def sampling(self) -> dict[str, Any]:
+        """Return what the inputs of its jobs have of this, besides `seed`."""
+        names = SampledRequest.__struct_fields__
+        shared = (*OpenAIRequest.__struct_fields__, "seed")
+        return {name: getattr(self, name) for name in names if name not in shared}
+
+
+class GenerationRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
+    """What a chat and a completion have in common."""
+
+    n: Annotated[
+        Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None,
+        Meta(description="How many answers to make; each is a job."),
+    ] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="Not in OpenAI's API.")
-    ] = None
-    ignore_eos: Annotated[bool | None, Meta(description="Not in OpenAI's API.")] = None
     structured_outputs: Annotated[dict[str, Any] | None, STRUCTURED_OUTPUTS] = None
 
     @property
@@ -192,51 +219,40 @@ class GenerationRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True)
         """The most new tokens of an answer; None for the model's default."""
         raise NotImplementedError
 
-    @property
-    def likeliest(self) -> int | None:
-        """How many of the likeliest tokens come with log probabilities; None without these."""
-        raise NotImplementedError
-
     def shape(self) -> dict[str, Any] | None:
         """Return what an answer must be; None for any text."""
         return self.structured_outputs
+
+    def more(self) -> dict[str, Any]:
+        """Return further members of the inputs of its jobs."""
+        return {}
 
     @override
     def inputs(self) -> RequestInputs:
         """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
         shared = {
             "max_tokens": self.new_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "stop": self.stop,
-            "ignore_eos": self.ignore_eos,
+            **self.sampling(),
             "logprobs": self.likeliest,
             "structured": self.shape(),
+            **self.more(),
         }
         return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
     @override
     def check(self) -> None:
+        super().check()
         if self.stream_options is not None and not self.stream:
             raise InvalidParameter(
                 "stream_options is only for streams", "stream_options", hint="Set stream to true."
             )
 
 
-_NO_PENALTIES: Final[dict[str, Neutral]] = {
-    **HINTS,
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-}
-
-
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a chat completion."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
-        **_NO_PENALTIES,
+        **HINTS,
         "audio": (),
         "function_call": ("none", "auto"),
         "functions": ([],),
@@ -265,12 +281,22 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         bool | None, Meta(description="Return the log probability of each token.")
     ] = None
     top_logprobs: Annotated[
-        _Likeliest | None,
+        Likeliest | None,
         Meta(description="How many of the likeliest tokens come with each of them."),
     ] = None
     response_format: Annotated[
         dict[str, Any] | None, Meta(description="`text`, `json_object` or `json_schema`.")
     ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, TEMPLATE_KWARGS] = None
+    add_generation_prompt: Annotated[bool | None, _NOT_OPENAI] = None
+    continue_final_message: Annotated[
+        bool | None, Meta(description="The answer goes on with the last message. As in vLLM.")
+    ] = None
+
+    @override
+    def more(self) -> dict[str, Any]:
+        names = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
+        return {name: getattr(self, name) for name in names}
 
     @override
     def shape(self) -> dict[str, Any] | None:
@@ -313,9 +339,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
     """The JSON of a completion."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
-        **_NO_PENALTIES,
-        "best_of": (1,),
-        "echo": (False,),
+        **HINTS,
         "suffix": ("",),
     }
     id_prefix: ClassVar[str] = "cmpl-"
@@ -327,18 +351,52 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
             extra_json_schema=_TEXTS_SCHEMA,
         ),
     ]
-    max_tokens: Annotated[Counted, Meta(description="The most new tokens of each answer.")] = (
-        COMPLETION_TOKENS
-    )
+    max_tokens: Annotated[
+        _Token, Meta(description="The most new tokens of each answer; 0 only with `echo`.")
+    ] = COMPLETION_TOKENS
+    best_of: Annotated[
+        Annotated[int, Meta(ge=1, le=BEST_OF_MAX)] | None,
+        Meta(description="Make so many answers, and return the `n` likeliest ones."),
+    ] = None
+    echo: Annotated[bool | None, Meta(description="Begin the answer with the prompt.")] = None
     logprobs: Annotated[
-        _Likeliest | None,
+        Likeliest | None,
         Meta(description="Return the log probability of each token, and so many of the likeliest."),
     ] = None
 
     @property
+    def ranked(self) -> bool:
+        """Whether it makes more answers than it returns."""
+        return (self.best_of or 1) > (self.n or 1)
+
+    @property
+    @override
+    def choices(self) -> int:
+        return max(self.best_of or 1, self.n or 1)
+
+    @property
+    @override
+    def several(self) -> str:
+        return "best_of" if self.ranked else super().several
+
+    @override
+    def check(self) -> None:
+        super().check()
+        if self.best_of is not None and self.best_of < (self.n or 1):
+            raise InvalidParameter("best_of is below n", "best_of", hint="Make it n or more.")
+        if self.ranked and self.stream:
+            raise InvalidParameter("best_of is not for streams", "best_of", hint="Leave it out.")
+        if self.max_tokens == 0 and not self.echo:
+            raise InvalidParameter("max_tokens is 0 without echo", "max_tokens", hint="Give 1.")
+
+    @override
+    def more(self) -> dict[str, Any]:
+        return {"echo": self.echo}
+
+    @property
     @override
     def likeliest(self) -> int | None:
-        return self.logprobs
+        return 0 if self.logprobs is None and self.ranked else self.logprobs
 
     @override
     def prompts(self) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
-from extensions.openai.schema.answers import Generation
+from extensions.openai.schema.answers import ChosenToken, Generation, Part
 from extensions.openai.schema.conversations import RESPONSE_PREFIX, as_items, message_id
 from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail
 from extensions.openai.schema.formats import shape_of_format
@@ -23,13 +23,14 @@ from extensions.openai.schema.neutral import (
     NEVER_MADE,
     NO_REASONING,
     Neutral,
+    is_neutral,
 )
 from extensions.openai.schema.requests import (
+    TEMPLATE_KWARGS,
     Counted,
-    OpenAIRequest,
+    Likeliest,
+    SampledRequest,
     StreamOptions,
-    Temperature,
-    TopP,
     plain_role,
 )
 from headrace.errors import InvalidParameter
@@ -40,6 +41,8 @@ from headrace.redis.clock import US_PER_S
 RESPONSES: Final = "/v1/responses"
 #: The member of a job's metadata that makes the job a response.
 ECHO: Final = "openai_response"
+#: What a request includes for log probabilities.
+LOGPROBS: Final = "message.output_text.logprobs"
 #: Events before the first text: created, in progress, item added, part added.
 HEAD_EVENTS: Final = 4
 #: Events after the last piece: a text without pieces, text done, part done, item done, completed.
@@ -54,7 +57,7 @@ _OTHER_PARTS: Final = {
 _TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
-class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
+class ResponseRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
     """The JSON of a response."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
@@ -64,7 +67,6 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         "context_management": ([],),
         "conversation": (),
         "image": (),
-        "include": (NEVER_MADE,),
         "max_tool_calls": ANY,
         "moderation": (),
         "parallel_tool_calls": (True, False),
@@ -72,7 +74,6 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         "reasoning": (NO_REASONING,),
         "tool_choice": ("none", "auto"),
         "tools": ([],),
-        "top_logprobs": (0,),
         # A prompt that is too long is refused, so nothing is silently cut.
         "truncation": ("disabled", "auto"),
     }
@@ -93,8 +94,14 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         str | None, Meta(description="The response whose conversation goes on.")
     ] = None
     max_output_tokens: Counted | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
+    include: Annotated[
+        list[str] | None, Meta(description=f"`{LOGPROBS}` is the log probability of each token.")
+    ] = None
+    top_logprobs: Annotated[
+        Likeliest | None,
+        Meta(description="How many of the likeliest tokens come with log probabilities."),
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, TEMPLATE_KWARGS] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     background: Annotated[
@@ -128,9 +135,22 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         found = self.format()
         return None if found is None else shape_of_format(found, "text.format", None)
 
+    @property
+    @override
+    def likeliest(self) -> int | None:
+        wanted = self.top_logprobs or LOGPROBS in (self.include or ())
+        return (self.top_logprobs or 0) if wanted else None
+
     @override
     def check(self) -> None:
+        super().check()
         self.shape()
+        for one in self.include or ():
+            if one != LOGPROBS and not is_neutral([one], (NEVER_MADE,)):
+                raise BadField(
+                    f"include: {one[:64]!r} is not supported here", "include",
+                    hint="Leave it out.", openai="unsupported_parameter",
+                )  # fmt: skip
         if self.background and self.store is False:
             raise InvalidParameter(
                 "a response in the background is stored", "store", hint="Leave store out."
@@ -143,11 +163,12 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             messages.insert(0, {"role": "system", "content": self.instructions})
         shared = {
             "max_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
+            **self.sampling(),
+            "logprobs": self.likeliest,
+            "chat_template_kwargs": self.chat_template_kwargs,
             "structured": self.shape(),
         }
-        return RequestInputs([{"messages": messages}], shared)
+        return RequestInputs([{"messages": messages}], shared, seed=self.seed)
 
     @override
     def options(self) -> JobOptions:
@@ -157,7 +178,9 @@ class ResponseRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
             instructions=self.instructions, max_output_tokens=self.max_output_tokens,
             temperature=self.temperature, top_p=self.top_p, service_tier=self.tier, user=self.user,
             previous_response_id=self.previous_response_id,
-            format=self.format(),
+            format=self.format(), top_logprobs=self.top_logprobs or 0,
+            frequency_penalty=self.frequency_penalty or 0,
+            presence_penalty=self.presence_penalty or 0,
         )  # fmt: skip
         metadata = {**(self.metadata or {}), ECHO: msgspec.to_builtins(echo)}
         if len(msgspec.json.encode(metadata)) > METADATA_MAX_BYTES:
@@ -180,6 +203,9 @@ class Echo(msgspec.Struct, kw_only=True, omit_defaults=True):
     service_tier: str = "default"
     user: str | None = None
     previous_response_id: str | None = None
+    top_logprobs: int = 0
+    frequency_penalty: float = 0
+    presence_penalty: float = 0
     format: dict[str, Any] | None = None
 
 
@@ -189,7 +215,7 @@ class OutputText(msgspec.Struct, kw_only=True):
     type: Literal["output_text"] = "output_text"
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChosenToken] = []
 
 
 class OutputMessage(msgspec.Struct, kw_only=True):
@@ -354,6 +380,7 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         if usage is None
         else ResponseUsage(
             input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.cached_tokens),
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         ),
@@ -375,8 +402,18 @@ def message_of(job_id: str, found: Generation | None) -> OutputMessage:
     return OutputMessage(
         id=message_id(job_id),
         status="incomplete" if found.finish == "length" else "completed",
-        content=[OutputText(text=found.text)],
+        content=[_text_of_part(found)],
     )
+
+
+def _text_of_part(part: Part) -> OutputText:
+    return OutputText(text=part.text, logprobs=[_with_bytes(one) for one in part.logprobs or ()])
+
+
+def _with_bytes(one: ChosenToken) -> ChosenToken:
+    """Return a token whose bytes are a list, as clients require."""
+    top = [msgspec.structs.replace(other, bytes=other.bytes or []) for other in one.top_logprobs]
+    return msgspec.structs.replace(one, bytes=one.bytes or [], top_logprobs=top)
 
 
 class ResponseEvents:
@@ -404,10 +441,13 @@ class ResponseEvents:
         part = OutputText(text="")
         yield _event(3, "response.content_part.added", **self._place, part=part)
 
-    def delta(self, last: int, text: str) -> dict[str, Any]:
+    def delta(self, last: int, part: Part) -> dict[str, Any]:
         """Return the event with the text up to the piece `last`."""
-        number = HEAD_EVENTS - 1 + last
-        return _event(number, "response.output_text.delta", **self._place, delta=text, logprobs=[])
+        number, made = HEAD_EVENTS - 1 + last, _text_of_part(part)
+        return _event(
+            number, "response.output_text.delta", **self._place, delta=made.text,
+            logprobs=made.logprobs,
+        )  # fmt: skip
 
     def tail(
         self, last: int, response: Response, found: Generation | None
@@ -417,9 +457,11 @@ class ResponseEvents:
         if found is None:
             yield _event(number, "response.failed", response=response)
             return
-        text = found.text
-        yield _event(number, "response.output_text.done", **self._place, text=text, logprobs=[])
-        part = OutputText(text=text)
+        part = _text_of_part(found)
+        yield _event(
+            number, "response.output_text.done", **self._place, text=part.text,
+            logprobs=part.logprobs,
+        )  # fmt: skip
         yield _event(number + 1, "response.content_part.done", **self._place, part=part)
         item = message_of(self._job_id, found)
         yield _event(number + 2, "response.output_item.done", **self._item, item=item)

@@ -40,7 +40,8 @@ from headrace.client.sansio import (
     take_inputs,
 )
 from headrace.config.environment import ENV_URL
-from headrace.errors import InvalidRequest
+from headrace.config.secret_files import secret_of
+from headrace.errors import ConfigError, InvalidRequest
 
 #: The API key. A variable, because other users can read the arguments of a process.
 ENV_API_KEY: Final = "HEADRACE_API_KEY"
@@ -276,13 +277,20 @@ def finished(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a blocking client has waited")
 
 
+def _key_of_environment() -> str:
+    try:
+        return secret_of(os.environ, ENV_API_KEY)
+    except ConfigError as error:
+        raise InvalidRequest(error.message, hint=error.hint) from error
+
+
 def _authorization(api_key: str | None) -> dict[str, str]:
     """Return the authorization header for a key; no header without a key.
 
     Raises:
         InvalidRequest: the key is not valid in a header. The message does not repeat it.
     """
-    key = (os.environ.get(ENV_API_KEY) or "") if api_key is None else api_key
+    key = _key_of_environment() if api_key is None else api_key
     if not key:
         return {}
     if not (key.isascii() and key.isprintable()) or " " in key:

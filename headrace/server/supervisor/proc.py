@@ -36,6 +36,20 @@ def start_time_ticks(pid: int) -> int | None:
     return int(fields[_START_TIME])
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None if it is gone."""
+    fields = _stat(pid)
+    return None if fields is None else int(fields[_PARENT])
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the program of a process and its arguments; empty if it is gone or another user's."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def children_of(parent: int) -> list[int]:
     """Return the direct children of a process, zombies included."""
     found = []

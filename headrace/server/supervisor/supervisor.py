@@ -53,6 +53,7 @@ class Supervisor:
         on_change: called with all children after a process has started or ended.
         on_ready: called once, when each child has been ready or its wait has timed out.
         on_stop: called once, at the first signal to stop, before any child is stopped.
+        is_done: called often once all are ready; True stops as a signal does.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Supervisor:
         on_change: Callable[[Sequence[ChildProcess]], None] = lambda _: None,
         on_ready: Callable[[], None] = lambda: None,
         on_stop: Callable[[], None] = lambda: None,
+        is_done: Callable[[], bool] = lambda: False,
     ) -> None:
         self._children = [ChildProcess(child) for child in children]
         self._console = console
@@ -71,6 +73,8 @@ class Supervisor:
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_stop = on_stop
+        self._is_done = is_done
+        self._done = False
         self._stopping = False
         self._announced = False
         self._stop = StopSignals()
@@ -95,7 +99,7 @@ class Supervisor:
                 self._selector.close()
 
     def _step(self) -> None:
-        if self._stop.requests:
+        if self._ending:
             if not self._stopping:
                 self._stopping = True
                 self._on_stop()
@@ -103,6 +107,8 @@ class Supervisor:
         else:
             self._start_due()
             self._check_ready()
+            if self._announced and self._is_done():
+                self._done = True
         self._wait()
         for child in self._children:
             if child.has_ended():
@@ -114,7 +120,11 @@ class Supervisor:
         proc.reap_orphans(living)
 
     def _finished(self) -> bool:
-        return self._stop.requests > 0 and all(c.process is None for c in self._children)
+        return self._ending and all(c.process is None for c in self._children)
+
+    @property
+    def _ending(self) -> bool:
+        return self._done or self._stop.requests > 0
 
     def _start_due(self) -> None:
         now_s = time.monotonic()
@@ -195,7 +205,7 @@ class Supervisor:
 
     def _plan_restart(self, child: ChildProcess, end: Exit, ran_s: float) -> None:
         child.failures = 1 if ran_s >= self._backoff.stable_s else child.failures + 1
-        if self._stop.requests:
+        if self._ending:
             self._report(f"{end.name} ended {end.how}")
             return
         if not child.was_ready and child.failures >= self._backoff.start_attempts:

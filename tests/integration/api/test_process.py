@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -59,6 +60,24 @@ def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path) ->
         api.wait(60)
         claimed = claim(client, "echo")
         settle(client, "echo", claimed, [Answer()])
+
+
+def test_a_stop_with_a_delay_serves_on_and_is_not_ready(
+    redis_db: RedisServer, models: Path
+) -> None:
+    port = free_port()
+    env = environ(models, redis_url=redis_db.url, port=str(port), stop_delay_s="600")
+    url = f"http://127.0.0.1:{port}"
+    with process(env) as api, httpx2.Client(base_url=url, timeout=70, verify=PLAIN) as http:
+        wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
+        api.terminate()
+        wait_until(lambda: http.get("/ready").status_code == 503, "it is not ready")
+        assert http.get("/ready").json()["type"] == "/problems/stopping"
+        # A client that has not heard of it comes over a new connection.
+        assert httpx2.get(f"{url}/api/v1/models", verify=PLAIN).status_code == 200
+        http.close()
+        api.terminate()
+        assert api.wait(60) == -signal.SIGTERM, "a second signal stops at once"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +17,7 @@ from headrace.redis import keys
 from tests.harness.fakes.worker import Answer, claim, publish_state, publish_stats, settle
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.wait import wait_until
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py"\nValueError: no weights'
 
@@ -56,6 +58,60 @@ def test_a_model_that_is_not_registered(api: ApiServer) -> None:
     response = api.http.get("/api/v1/models/ecko")
     assert (response.status_code, response.json()["type"]) == (404, "/problems/model-not-found")
     assert "did you mean echo?" in response.json()["detail"]
+
+
+def test_the_demand_for_a_model(api: ApiServer, redis_db: RedisServer) -> None:
+    def demand() -> Any:
+        return api.http.get("/api/v1/models/echo/demand").json()
+
+    def samples() -> dict[str, float]:
+        families = text_string_to_metric_families(api.http.get("/metrics").text)
+        return {
+            sample.name: sample.value
+            for family in families
+            for sample in family.samples
+            if "_demand_" in sample.name and sample.labels["model"] == "echo"
+        }
+
+    wait_until(lambda: not demand()["ready_replicas"], "workers of other tests are gone")
+    assert demand() == {
+        "model": "echo", "demand": 0, "queued": 0, "due": 0, "in_flight": 0, "seconds": None,
+        "oldest_age_s": None, "ready_replicas": 0, "paused": False,
+    }  # fmt: skip
+    assert samples() == {"headrace_demand_jobs": 0}
+    ids = [
+        api.http.post(f"/api/v1/models/echo/jobs?{query}", json=1).json()["id"]
+        for query in ("priority=0", "priority=9", "countdown=50", "countdown=0.1")
+    ]
+    wait_until(lambda: demand()["due"] == 1, "a delayed job is due, and no worker moves it")
+    with redis_db.client() as client:
+        held = claim(client, "echo", 1)
+        publish_state(client, "w1", "echo", "ready")
+        stats = ModelStats()
+        stats.observe_batch(4, [0.1] * 4, [(4, 0, 0)], [1.0] * 4, (0.5, 1.0, 0.5))
+        publish_stats(client, echo=stats)
+        wait_until(lambda: demand()["ready_replicas"] == 1, "the worker is seen")
+        now = demand()
+        assert 0 < now.pop("oldest_age_s") < 3600
+        assert now == {
+            "model": "echo", "demand": 3, "queued": 1, "due": 1, "in_flight": 1, "seconds": 1.5,
+            "ready_replicas": 1, "paused": False,
+        }  # fmt: skip
+        assert samples() == {"headrace_demand_jobs": 3, "headrace_demand_seconds": 1.5}
+        # The jobs of a worker that has died want another worker.
+        client.zadd(keys.lease(keys.queue_name("echo")), {message.id: 1 for message, _ in held})
+        assert demand()["demand"] == 3
+        # More workers could not claim what waits in a paused queue.
+        api.http.post("/api/v1/queues/headrace.echo/pause")
+        paused = demand()
+        assert (paused["paused"], paused["demand"], paused["queued"]) == (True, 1, 1)
+        assert samples() == {"headrace_demand_jobs": 1, "headrace_demand_seconds": 0.5}
+        api.http.post("/api/v1/queues/headrace.echo/resume")
+        settle(client, "echo", held + claim(client, "echo"), [Answer()] * 2)
+    for job_id in ids[2:]:
+        api.http.delete(f"/api/v1/jobs/{job_id}")
+    assert demand()["demand"] == 0
+    assert api.http.get("/api/v1/models/ecko/demand").status_code == 404
 
 
 def test_queues(api: ApiServer, redis_db: RedisServer) -> None:

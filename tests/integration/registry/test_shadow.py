@@ -116,18 +116,23 @@ def test_results_are_compared_and_counted_and_never_returned(
     submit(api, 4)
     run(redis_db, "")
     run(redis_db, "2.0", lambda _: failure("handler-error", "no"))
+    # What a cache had is no difference.
+    usage = b'{"text": "a", "usage": {"cached_tokens": %d, "prompt_tokens": 70}}'
+    submit(api, 3)
+    run(redis_db, "", lambda _: Answer(result=usage % 0))
+    run(redis_db, "2.0", lambda _: Answer(result=usage % 64))
     submit(api, 5)
     for version in ("", "2.0"):
         run(redis_db, version, lambda _: failure("input-error", "no"))
 
-    counted(api, equal=2, different=1, failed=1)
+    counted(api, equal=3, different=1, failed=1)
     assert api.http.get(f"/api/v1/jobs/{job}").json()["result"] == {"a": 1, "b": 2}
     with redis_db.client() as client:
         assert client.zcard(keys.SHADOW) == 0
         wait_until(lambda: not client.exists(keys.job(copy.id)), "the copy is forgotten")
     metrics = wait_until(lambda: api.http.get("/metrics").text, "metrics")
     name = 'headrace_shadow_jobs_total{model="words",result="equal",version="2.0"}'
-    assert f"{name} 2.0\n" in metrics
+    assert f"{name} 3.0\n" in metrics
 
 
 def test_the_copy_of_a_cancelled_job_is_dropped(api: ApiServer, redis_db: RedisServer) -> None:

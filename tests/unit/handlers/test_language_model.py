@@ -113,6 +113,89 @@ def test_greedy_answers_are_those_of_generate(model: LanguageModel, reference: A
         assert found.usage["prompt_tokens"] == ids.shape[1]
 
 
+#: Three whole blocks and a part of one.
+PREFIX = [token % 2000 + 16 for token in range(100)]
+
+
+def alike(answers: int) -> list[dict[str, Any]]:
+    """Inputs that begin with PREFIX."""
+    return [
+        {"prompt": [*PREFIX, n + 16, *range(50 + n, 60 + 2 * n)], "max_tokens": 10 + 5 * n,
+         "temperature": 0, "ignore_eos": True}
+        for n in range(answers)
+    ]  # fmt: skip
+
+
+def cached(found: Generated) -> int:
+    return found.usage["cached_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("options", "shared"),
+    [
+        ({"engine": "continuous"}, 96),
+        ({"engine": "continuous", "prefix_cache": False}, 0),
+        # Some are put back, and find more than the prefix when they come back.
+        ({"engine": "continuous", "cache_tokens": 320}, 96),
+        ({"engine": "generate"}, 0),
+    ],
+)
+def test_prompts_that_begin_alike_share_their_cache(
+    reference: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], shared: int
+) -> None:
+    model = loaded(**options)
+    put_back: list[str] = []
+    cancel = model.cancel
+
+    def noted(request_id: str) -> Any:
+        put_back.append(request_id)
+        return cancel(request_id)
+
+    monkeypatch.setattr(model, "cancel", noted)
+    monkeypatch.setattr(model, "likely_cost", lambda *_: 32)  # always too little
+    try:
+        # The blocks of an answer that has ended are kept.
+        first = answer(model, alike(1)[0])
+        assert cached(first) == 0
+        inputs = alike(2 * SLOTS)
+        found = answers(model, *inputs)
+        assert bool(put_back) == ("cache_tokens" in options)
+        assert [cached(one) for one in found] == [shared] * len(found)
+        for value, one in zip(inputs, found, strict=True):
+            ids = torch.tensor([value["prompt"]])
+            expected = reference.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=value["max_tokens"],
+                do_sample=False, eos_token_id=None,
+            )[0, ids.shape[1] :]  # fmt: skip
+            assert one.text == model.tokenizer.decode(expected, skip_special_tokens=True)
+    finally:
+        model.engine.close()
+
+
+def test_an_answer_that_goes_on_counts_no_tokens_of_its_own_as_cached() -> None:
+    model = loaded(engine="continuous")
+    try:
+        value = {"prompt": PREFIX, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+        asked = request(model, value)
+        model.add("job", asked)
+        before = run(model, "job", 70)
+        tokens = [token for piece in before for token in piece.tokens]
+        model.cancel("job")
+        model.add("job", asked, tokens)
+        after = run(model, "job")
+        assert after[-1].usage["cached_tokens"] == 0  # type: ignore[index]
+        # In another process, which has had the same answer.
+        model.add("other", request(model, value), tokens)
+        again = run(model, "other")
+        assert text(after) == text(again)
+        assert text(before + after) == answer(model, value).text
+        usage = again[-1].usage
+        assert usage is not None
+        assert (usage["cached_tokens"], usage["prompt_tokens"]) == (100, 100)
+    finally:
+        model.engine.close()
+
+
 def test_each_request_has_its_own_parameters(model: LanguageModel) -> None:
     values = [
         {**QUESTION, "max_tokens": 12, "temperature": 0},
@@ -341,7 +424,7 @@ def test_a_cancelled_request_leaves_its_room(model: LanguageModel) -> None:
         ({"prompt": [1, 2048]}, "prompt has a token above 2,047"),
         ({"prompt": "a", "temperature": 2.5}, "temperature: Expected `float` <= 2.0"),
         ({"prompt": "a", "temperature": "hot"}, "temperature: Expected `float"),
-        ({"prompt": "a", "max_tokens": 0}, "max_tokens: Expected `int` >= 1"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens: it is 0, which is only for echo"),
         ({"prompt": "a", "top_p": 0}, "top_p: Expected `float` > 0"),
         ({"prompt": "a", "logprobs": 21}, "logprobs: Expected `int` <= 20"),
         (

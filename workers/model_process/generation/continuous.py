@@ -57,7 +57,7 @@ class TokenMeter:
         self._send = send
         self._state = state
         self._last_at: dict[str, float] = {}
-        self._prompt = self._generated = 0
+        self._prompt = self._cached = self._generated = 0
         self._counts = [0] * (len(SECONDS_BOUNDS) + 1)
         self._sum_s = 0.0
         self._sent: tuple[int, int, int] | None = None
@@ -88,8 +88,10 @@ class TokenMeter:
         if not usage:
             return None
         prompt = int(usage.get("prompt_tokens", 0))
+        cached = int(usage.get("cached_tokens", 0))
         generated = int(usage.get("completion_tokens", 0))
         self._prompt += prompt
+        self._cached += cached
         self._generated += generated
         return prompt + generated
 
@@ -102,8 +104,12 @@ class TokenMeter:
             return
         self._due_at = clock() + INTERVAL_S
         self._sent = state
-        self._send(TokenFigures(state, self._prompt, self._generated, self._counts, self._sum_s))
-        self._prompt = self._generated = 0
+        self._send(
+            TokenFigures(
+                state, self._prompt, self._cached, self._generated, self._counts, self._sum_s
+            )
+        )
+        self._prompt = self._cached = self._generated = 0
         self._counts = [0] * len(self._counts)
         self._sum_s = 0.0
 

@@ -2,7 +2,7 @@
 -- Read the depth of queues. KEYS: none. ARGV: queues. The own queue of a model counts with those of its versions; the queue
 -- of a version alone.
 -- Returns {now, then per queue {waiting at steps 0, 3, 6, 9, delayed, leased, dead, then when the oldest of each step was
--- created, or '', then tokens of all jobs that have not ended, if it counts them}}.
+-- created, or '', then tokens of all jobs that have not ended, if it counts them, then how many delayed jobs are due}}.
 -- The oldest is searched for at the heads of the lists. A stock client's message has no time, and a job that was delayed
 -- counts from when it joined its list.
 local function id_in(raw)
@@ -43,6 +43,8 @@ local function look(queue)
   row[6] = size('ZCARD', keys.lease .. queue)
   row[7] = size('ZCARD', keys.dead .. queue)
   row[12] = tonumber(tombs[5] or '0') or 0
+  local due = row[5] > 0 and try('ZCOUNT', keys.delayed .. queue, '-inf', NOW)
+  row[13] = type(due) == 'number' and due or 0
   return row
 end
 
@@ -50,6 +52,7 @@ end
 local function add(row, more)
   for k = 1, 7 do row[k] = row[k] + more[k] end
   row[12] = row[12] + more[12]
+  row[13] = row[13] + more[13]
   for k = 8, 11 do
     if more[k] ~= '' and (row[k] == '' or tonumber(more[k]) < tonumber(row[k])) then row[k] = more[k] end
   end

@@ -157,16 +157,18 @@ def test_the_server_and_its_models_describe_themselves(
 def test_statistics_are_those_of_the_counters(client: triton.InferenceServerClient) -> None:
     def statistics() -> Any:
         (found,) = client.get_inference_statistics("identity_int64")["model_stats"]
-        return found
+        return {**found, "success": found["inference_stats"]["success"]["count"]}
 
-    before = statistics()["inference_stats"]["success"]["count"]
+    wait_until(lambda: statistics()["success"] == statistics()["execution_count"], "all is counted")
+    before = statistics()
     for _ in range(3):
-        client.infer("identity_int64", [given("INPUT0", "INT64", np.ones((1, 1), np.int64))])
+        client.infer("identity_int64", [given("INPUT0", "INT64", np.ones((2, 1), np.int64))])
+    counted = {"success": 3, "execution_count": 3, "inference_count": 6}
     wait_until(
-        lambda: statistics()["inference_stats"]["success"]["count"] == before + 3,
-        "the jobs are counted",
+        lambda: all(statistics()[key] == before[key] + by for key, by in counted.items()),
+        "the jobs, the batches and their rows are counted",
     )
-    wait_until(lambda: statistics()["inference_stats"]["queue"]["ns"] > 0, "their times are")
+    assert statistics()["inference_stats"]["queue"]["ns"] > 0
 
 
 def test_a_model_is_unloaded_and_loaded_again(client: triton.InferenceServerClient) -> None:

@@ -90,7 +90,7 @@ def test_a_server_that_knows_no_script_of_ours_is_told(queue: Queue, name: str) 
         "files/finish": ["f", "batch", 1],
         "batches/create": ["b", "{}", 0, 0, "k"], "batches/cancel": ["b"],
         "batches/claim": [1, "r"], "batches/save": ["b", 1, 1, "", 1, 0],
-        "batches/release": ["r"], "responses/keep": ["r", "x"],
+        "batches/release": ["r"],
     }  # fmt: skip
     known = script(name)
     queue.client.script_flush()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from handlers.generation.engine import NewTokens, Prompt
+from handlers.generation.penalties import Penalties
 from handlers.generation.sampling import Sampling
 from handlers.generation.vllm import VllmEngine
 from handlers.language_model import INCLUDED, LanguageModel
@@ -75,7 +76,9 @@ class FakeLLM:
                 output = SimpleNamespace(
                     token_ids=new, finish_reason=self.finish if ended else None
                 )
-                yield SimpleNamespace(outputs=[output], finished=ended)
+                yield SimpleNamespace(
+                    outputs=[output], finished=ended, num_cached_tokens=len(tokens) - 1
+                )
         finally:
             self.left.append(request_id)
 
@@ -146,10 +149,12 @@ def taken(engine: VllmEngine, *ends: str) -> dict[str, NewTokens]:
 def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngine) -> None:
     assert fake(engine).arguments.given == {
         "model": "/model", "dtype": "auto", "max_model_len": 64, "max_num_seqs": SLOTS,
-        "skip_tokenizer_init": True, "disable_log_stats": True,
+        "skip_tokenizer_init": True, "disable_log_stats": True, "enable_prefix_caching": True,
     }  # fmt: skip
     engine.add("a", prompt(5))
-    engine.add("b", prompt(5, ignore_end=True))
+    penalties = Penalties(0.5, -0.5, 1.1, {7: 2.0}, min_tokens=3)
+    more: dict[str, Any] = {"penalties": penalties, "stop_tokens": [9], "position": 1}
+    engine.add("b", prompt(5, ignore_end=True, **more))
     allow(engine, 4)
     taken(engine, "a", "b")
     (one, first), (other, second) = fake(engine).prompts.values()
@@ -157,9 +162,14 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
     assert first.given == {
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": (1 << 70) % (1 << 63),
         "max_tokens": 6, "ignore_eos": False, "stop_token_ids": [END], "detokenize": False,
-        "output_kind": "delta",
+        "output_kind": "delta", "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+        "repetition_penalty": 1.0, "logit_bias": None, "min_tokens": 0,
     }  # fmt: skip
-    assert second.given == {**first.given, "ignore_eos": True, "stop_token_ids": []}
+    assert second.given == {
+        **first.given, "ignore_eos": True, "stop_token_ids": [9], "frequency_penalty": 0.5,
+        "presence_penalty": -0.5, "repetition_penalty": 1.1, "logit_bias": {7: 2.0},
+        "min_tokens": 2,
+    }  # fmt: skip
 
 
 def test_prompts_run_together_and_each_gets_its_own_tokens(engine: VllmEngine) -> None:
@@ -224,7 +234,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         engine = model.engine
         assert isinstance(engine, VllmEngine)
         assert fake(engine).arguments.given["model"] == str(INCLUDED)
-        (asked,) = model.preprocess([{"prompt": [60], "max_tokens": 6}])
+        (asked,) = model.preprocess([{"prompt": [58, 59, 60], "max_tokens": 6}])
         allow(engine, 1)
         model.add("a", asked)
         pieces = list(wait_until(lambda: list(model.step()), "the first piece comes") or [])
@@ -234,7 +244,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         model.add("b", asked, tokens)
         wait_until(lambda: len(fake(engine).prompts) == 2, "it is added")
         given, parameters = list(fake(engine).prompts.values())[1]
-        assert given == [60, *tokens]
+        assert given == [58, 59, 60, *tokens]
         assert parameters.given["max_tokens"] == 6 - len(tokens)
         allow(engine, 2)
 
@@ -246,7 +256,7 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         text = "".join(piece.delta for piece in pieces if piece.delta)
         assert text == model.tokenizer.decode(list(range(61, 67)))
         assert pieces[-1].usage == {
-            "prompt_tokens": 1, "completion_tokens": 6, "total_tokens": 7
+            "prompt_tokens": 3, "cached_tokens": 2, "completion_tokens": 6, "total_tokens": 9
         }  # fmt: skip
     finally:
         model.engine.close()

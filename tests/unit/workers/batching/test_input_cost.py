@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from headrace.config.inputs.tensors import TENSORS_TYPE
 from headrace.config.model.catalog import ModelConfig
 from headrace.jobs.values.encoding import binary_input
 from headrace.jobs.values.media_types import image_size
@@ -17,7 +18,7 @@ from tests.harness.pictures import encoded
 from workers.batching.input_cost import UNREADABLE, InputCost
 
 LIMIT = 1_000_000
-Cost = Literal["bytes", "pixels", "tokens"]
+Cost = Literal["bytes", "pixels", "tokens", "rows"]
 
 
 def measure(cost: Cost = "bytes", key: str | None = None) -> InputCost:
@@ -86,6 +87,14 @@ def test_tokens_are_a_quarter_of_the_bytes() -> None:
     assert measure("tokens").cost(json.dumps("x" * 78).encode()) == 20
     assert measure("tokens").cost(b'"x"') == 1
     assert measure("tokens").cost(binary_input("é".encode() * 50, "text/plain")) == 25
+
+
+def test_rows_are_those_of_the_content_type() -> None:
+    rows = measure("rows")
+    assert rows.cost(b"", f"{TENSORS_TYPE};header=9;rows=7") == 7
+    assert rows.cost(binary_input(bytes(99), f"{TENSORS_TYPE};header=9;rows=0")) == 0
+    assert rows.cost(b'{"x": [[1], [2]]}') == 1, "lists are one request, however many rows they are"
+    assert rows.cost(b"", f"{TENSORS_TYPE};rows=x") == 1
 
 
 def test_the_content_type_is_a_key_without_parameters() -> None:

@@ -106,7 +106,7 @@ def test_a_paused_queue_leaves_all_room_to_the_other() -> None:
     one = backlog([9, 0, 0, 0], [-1, 0, 0, 0])
     one.assume_waiting(PLACES)
     assert claim(one) == {OWN: ROOM}
-    assert not one.watches(Place(VERSION, 0))
+    assert not one.watches(Place(VERSION, 0), NOW)
     one.raise_waiting([3, 0, 0, 0], VERSION)
     assert one.claim_sent(ROOM, NOW)[1][0] == VERSION
 

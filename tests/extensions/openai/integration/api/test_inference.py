@@ -25,6 +25,7 @@ from tests.extensions.openai.harness.batches import sdk
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
+from tests.integration.observability.test_metrics import samples
 
 HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
@@ -65,6 +66,24 @@ def test_a_chat_is_answered(client: Any, site: Site) -> None:
     job = site.shown(answer.id)
     assert job["result"]["text"] == choice.message.content
     assert answer._request_id == answer.id
+
+
+def test_usage_has_the_tokens_that_were_cached(client: Any, site: Site) -> None:
+    def counted() -> float:
+        return samples(site.api, "headrace_prompt_tokens_cached_total")["docs",]
+
+    before = counted()
+    system = {"role": "system", "content": "Answer like the help of Python. " * 20}
+    asked = [system, {"role": "user", "content": "What is zip?"}]
+    one, other = (
+        client.chat.completions.create(**{**chat(n=n), "messages": asked}).usage for n in (1, 2)
+    )
+    cached = other.prompt_tokens_details.cached_tokens
+    assert one.prompt_tokens_details.cached_tokens == 0
+    assert 0 < cached <= other.prompt_tokens
+    response = client.responses.create(model="docs", input=asked, max_output_tokens=16)
+    assert response.usage.input_tokens_details.cached_tokens == cached
+    wait_until(lambda: counted() == before + 3 * cached, "the tokens of each job are counted")
 
 
 def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:
@@ -165,19 +184,84 @@ def test_log_probabilities_of_a_completion_come_whole_and_in_chunks(client: Any)
     }  # fmt: skip
     (choice,) = client.completions.create(**asked).choices
     whole = choice.logprobs
-    for token, at in zip(whole.tokens, whole.text_offset, strict=True):
-        assert choice.text[at:].startswith(token)
-    for token, logprob, likely in zip(
-        whole.tokens, whole.token_logprobs, whole.top_logprobs, strict=True
-    ):
-        assert likely[token] == logprob == max(likely.values())
-    parts = [
-        one.choices[0].logprobs
-        for one in client.completions.create(**asked, stream=True)
-        if one.choices[0].logprobs is not None
+    (echoed,) = client.completions.create(**asked, echo=True).choices
+    assert echoed.text == f"import{choice.text}"
+    assert echoed.logprobs.tokens[-16:] == whole.tokens
+    assert (echoed.logprobs.token_logprobs[0], echoed.logprobs.top_logprobs[0]) == (None, None)
+    for found, text, new in ((whole, choice.text, 0), (echoed.logprobs, echoed.text, 1)):
+        for token, at in zip(found.tokens, found.text_offset, strict=True):
+            assert text[at:].startswith(token)
+        for token, logprob, likely in list(
+            zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True)
+        )[-16:]:
+            assert likely[token] == logprob == max(likely.values())
+        parts = [
+            one.choices[0].logprobs
+            for one in client.completions.create(**asked, echo=bool(new), stream=True)
+            if one.choices[0].logprobs is not None
+        ]
+        assert [token for part in parts for token in part.tokens] == found.tokens
+        assert [at for part in parts for at in part.text_offset] == found.text_offset
+
+
+def test_a_prompt_alone_is_measured(client: Any) -> None:
+    """As lm-eval does it: the prompts are texts or tokens, and the last token does not count."""
+    fields: dict[str, Any] = {"model": "docs", "temperature": 0, "logprobs": 1, "echo": True}
+    prompts = ["Return the sum of the numbers.", "Deserialize a JSON document."]
+    texts = client.completions.create(**fields, prompt=prompts, max_tokens=1)
+    alone = client.completions.create(**fields, prompt=prompts[1], max_tokens=0).choices[0]
+    assert alone.text == prompts[1]
+    assert "".join(alone.logprobs.tokens) == prompts[1]
+    found = texts.choices[1].logprobs
+    assert found.tokens[:-1] == alone.logprobs.tokens
+    assert found.token_logprobs[1:-1] == pytest.approx(alone.logprobs.token_logprobs[1:], abs=1e-3)
+
+
+def test_the_likeliest_answers_come_first(client: Any) -> None:
+    fields: dict[str, Any] = {"model": "docs", "prompt": "The quick", "seed": 1, "max_tokens": 8}
+    several = client.completions.create(**fields, n=4, logprobs=0).choices
+
+    def mean(choice: Any) -> float:
+        return float(sum(choice.logprobs.token_logprobs) / len(choice.logprobs.token_logprobs))
+
+    best = client.completions.create(**fields, n=2, best_of=4)
+    texts = [one.text for one in sorted(several, key=mean, reverse=True)]
+    assert [one.text for one in best.choices] == texts[:2]
+    assert [one.logprobs for one in best.choices] == [None, None]
+    assert best.usage.completion_tokens == 32
+    with pytest.raises(openai.BadRequestError, match="best_of is not for streams"):
+        client.completions.create(**fields, best_of=2, stream=True)
+
+
+PENALTIES: dict[str, Any] = {
+    "frequency_penalty": 0.5, "presence_penalty": 0.2, "logit_bias": {"300": 2},
+    "extra_body": {
+        "repetition_penalty": 1.1, "min_p": 0.02, "min_tokens": 390, "stop_token_ids": [9],
+        "ignore_eos": True,
+    },
+}  # fmt: skip
+
+
+def test_parameters_of_sampling_reach_the_model(client: Any) -> None:
+    def text(**more: Any) -> str:
+        return str(client.chat.completions.create(**chat(**more)).choices[0].message.content)
+
+    plain = text()
+    assert text(logit_bias={"300": 100}, max_tokens=3) != plain[:3]
+    assert len(text(extra_body={"min_tokens": 60})) > len(plain)
+    assert text(temperature=2, seed=1, extra_body={"min_p": 1}) == plain
+    again = [
+        {"role": "user", "content": "What is json.loads?"},
+        {"role": "assistant", "content": plain[:20]},
     ]
-    assert [token for part in parts for token in part.tokens] == whole.tokens
-    assert [at for part in parts for at in part.text_offset] == whole.text_offset
+    assert text(messages=again, extra_body={"continue_final_message": True}) == plain[20:]
+    more = client.responses.create(
+        model="docs", input="What is json.loads?", temperature=2, extra_body={"min_p": 1}
+    )
+    assert more.output_text == plain
+    with pytest.raises(openai.BadRequestError, match="a token above 2,047") as error:
+        text(logit_bias={"5000": 1})
+    assert error.value.param == "logit_bias"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -270,9 +354,8 @@ def test_a_model_that_cannot_go_on_ends_the_stream(client: Any, tmp_path: Path) 
     assert answer.usage is None
 
 
-@pytest.mark.slow
-def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) -> None:
-    asked = chat("What is zip?", max_tokens=400, extra_body={"ignore_eos": True})
+def same_over_a_kill(client: Any, site: Site, asked: dict[str, Any]) -> None:
+    """The answer is the same if its process is killed while it writes."""
     expected = client.chat.completions.create(**asked).choices[0].message.content
     for _ in range(10):
         with client.chat.completions.create(**asked, stream=True) as stream:
@@ -284,6 +367,12 @@ def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) ->
         if site.shown(chunks[0].id)["attempts"] == 2:
             return  # else it had ended before the kill
     raise AssertionError("each of ten answers ended before the process was killed")
+
+
+@pytest.mark.slow
+def test_a_killed_process_does_not_change_the_answer(client: Any, site: Site) -> None:
+    asked = chat("What is zip?", max_tokens=400, **PENALTIES)
+    same_over_a_kill(client, site, asked)
 
 
 SHAPE = {
@@ -298,18 +387,7 @@ def test_an_answer_fits_its_schema_over_a_kill(client: Any, site: Site) -> None:
     shape = {"type": "json_schema", "json_schema": {"name": "words", "schema": SHAPE}}
     asked = chat(max_tokens=600, response_format=shape)
     asked["extra_body"] = {"seed": 1}
-    expected = client.chat.completions.create(**asked).choices[0].message.content
-    for _ in range(10):
-        with client.chat.completions.create(**asked, stream=True) as stream:
-            chunks = [next(stream), next(stream)]
-            (pid,) = site.worker.states()["docs"]["pids"]
-            os.kill(pid, signal.SIGKILL)
-            chunks += stream
-        assert texts(chunks) == {0: expected}
-        if site.shown(chunks[0].id)["attempts"] == 2:
-            break  # else it had ended before the kill
-    else:
-        raise AssertionError("each of ten answers ended before the process was killed")
+    same_over_a_kill(client, site, asked)
     answer = client.responses.create(
         model="docs", input="zip?", text={"format": {"type": "json_schema", "name": "c",
         "schema": {"enum": ["red", "blue"]}}},

@@ -58,6 +58,31 @@ def test_a_response_fits_the_types_of_the_sdk(site: Site) -> None:
         with client.responses.stream(**asked()) as stream:
             list(stream)
             assert stream.get_final_response().output_text == made.output_text
+        likely = asked(include=["message.output_text.logprobs"], top_logprobs=2)
+        assert client.responses.create(**likely).top_logprobs == 2
+        assert list(client.responses.create(**likely, stream=True))
+
+
+def test_log_probabilities_of_a_response_come_whole_and_in_events(client: Any) -> None:
+    likely = asked(include=["message.output_text.logprobs"], top_logprobs=2)
+    made = client.responses.create(**likely)
+    whole = made.output[0].content[0].logprobs
+    assert "".join(one.token for one in whole) == made.output_text
+    assert [len(one.top_logprobs) for one in whole] == [2] * len(whole)
+    events = list(client.responses.create(**likely, stream=True))
+    parts = [one for one in events if one.type == "response.output_text.delta"]
+    tokens = [one.token for part in parts for one in part.logprobs]
+    assert tokens == [one.token for one in whole]
+    (done,) = [one for one in events if one.type == "response.output_text.done"]
+    assert [one.token for one in done.logprobs] == tokens
+    more = client.responses.create(**asked("And zip?", previous_response_id=made.id))
+    items = client.responses.input_items.list(more.id, order="asc").data
+    assert items[1].content[0].logprobs == []
+    assert more.output[0].content[0].logprobs == []
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError, match="model pieces returns no logprobs") as no:
+            client.responses.create(**scripted(pieces=["a"]), top_logprobs=1, stream=stream)
+        assert no.value.param == "top_logprobs"
 
 
 def test_messages_and_instructions_are_a_chat(client: Any) -> None:

@@ -11,7 +11,16 @@ from openai.types.completion_create_params import CompletionCreateParamsBase
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
-from extensions.openai.schema.answers import Generation, Usage, read_generation, usage_of
+from extensions.openai.schema.answers import (
+    Completion,
+    Generation,
+    PromptTokensDetails,
+    TokenCounts,
+    Usage,
+    answer,
+    read_generation,
+    usage_of,
+)
 from extensions.openai.schema.errors import openai_error, status_of
 from extensions.openai.schema.requests import (
     ChatRequest,
@@ -93,6 +102,65 @@ def test_the_input_of_a_chat_has_what_was_given() -> None:
     assert second == {**first, "seed": 4}
 
 
+#: Fields of sampling; each is in the input of the job as it is.
+SAMPLING: dict[str, Any] = {
+    "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["a"],
+    "frequency_penalty": 1, "presence_penalty": -1, "repetition_penalty": 1.1,
+    "logit_bias": {"7": -100}, "min_tokens": 2, "stop_token_ids": [4], "ignore_eos": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shape", "more"),
+    [
+        (ChatRequest, {"continue_final_message": True, "chat_template_kwargs": {"a": 1}}),
+        (CompletionRequest, {"echo": True, "max_tokens": 0}),
+        (ResponseRequest, {"chat_template_kwargs": {"a": 1}}),
+    ],
+)
+def test_what_changes_something_is_in_the_input(
+    shape: type[OpenAIRequest], more: dict[str, Any]
+) -> None:
+    asked = {**SAMPLING, **more}
+    body = {"model": "m", "messages": MESSAGES, "prompt": "a", "input": "hi", **asked}
+    fields = {name: one for name, one in body.items() if name in shape.__struct_fields__}
+    (value,) = inputs_of(read_request(json.dumps(fields).encode(), shape))
+    assert {name: one for name, one in value.items() if name not in ("messages", "prompt")} == asked
+
+
+def test_the_likeliest_of_more_answers_are_returned() -> None:
+    def made(text: str, *logprobs: float) -> bytes:
+        tokens = [{"token": "a", "logprob": one} for one in logprobs]
+        usage = {"prompt_tokens": 1, "completion_tokens": len(logprobs), "total_tokens": 3}
+        return json.dumps({"text": text, "logprobs": tokens, "usage": usage}).encode()
+
+    fields = {"model": "m", "prompt": ["p", "q"], "n": 2, "best_of": 3}
+    asked = read_request(json.dumps(fields).encode(), CompletionRequest)
+    assert [one["logprobs"] for one in inputs_of(asked)] == [0] * 6
+    results = [made("worst", -9), made("second", -1, -3), made("best", -1, -1)] * 2
+    found = answer(asked, "cmpl-1", 0, results)
+    assert isinstance(found, Completion)
+    assert [(one.index, one.text, one.logprobs) for one in found.choices] == [
+        (0, "best", None), (1, "second", None), (2, "best", None), (3, "second", None),
+    ]  # fmt: skip
+    assert found.usage == Usage(2, 10, 12)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of is below n"),
+        ({"best_of": 2, "stream": True}, "best_of is not for streams"),
+        ({"best_of": 21}, "best_of: expected"),
+        ({"max_tokens": 0}, "max_tokens is 0 without echo"),
+    ],
+)
+def test_a_completion_that_makes_no_sense_is_refused(more: dict[str, Any], message: str) -> None:
+    body = json.dumps({"model": "m", "prompt": "a", **more}).encode()
+    with pytest.raises(InvalidParameter, match=message):
+        read_request(body, CompletionRequest)
+
+
 def test_log_probabilities_are_an_option_of_the_model() -> None:
     def wanted(request: OpenAIRequest) -> list[Any]:
         return [one.get("logprobs") for one in inputs_of(request)]
@@ -154,8 +222,13 @@ NEUTRAL: list[tuple[type[OpenAIRequest], dict[str, Any]]] = [
         "reasoning_effort": "none", "usage": {"include": True}, "thinking": {"type": "disabled"},
         "tools": [], "tool_choice": "auto", "prediction": {"type": "content", "content": "a"},
     }),
-    (CompletionRequest, {"repetition_penalty": 1, "best_of": 1, "echo": False, "suffix": ""}),
-    (EmbeddingRequest, {"truncate_prompt_tokens": -1, "dimensions": None, "priority": 0}),
+    (CompletionRequest, {
+        "repetition_penalty": 1, "best_of": 1, "echo": False, "suffix": "", "logit_bias": {},
+        "frequency_penalty": 0, "presence_penalty": 0.0,
+    }),
+    (EmbeddingRequest, {
+        "truncate_prompt_tokens": -1, "dimensions": None, "priority": 0, "min_p": 0,
+    }),
     (ResponseRequest, {
         "include": ["reasoning.encrypted_content", "file_search_call.results"],
         "reasoning": {"effort": None, "summary": "auto"}, "truncation": "auto",
@@ -178,7 +251,7 @@ def test_what_changes_nothing_is_accepted(
 @pytest.mark.parametrize(
     ("given", "param"),
     [
-        ({"include": ["reasoning.encrypted_content", "message.output_text.logprobs"]}, "include"),
+        ({"include": ["reasoning.encrypted_content", "other"]}, "include"),
         ({"reasoning": {"effort": "high"}}, "reasoning"),
         ({"reasoning": {"other": 1}}, "reasoning"),
         ({"text": {"verbosity": "low"}}, "text"),
@@ -230,9 +303,12 @@ def test_a_hint_begins_a_sentence() -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options", "only for streams"),
         ({"stream": True, "stream_options": {"usage": 1}}, "stream_options", "unknown field"),
         ({"response_format": {"type": "json"}}, "response_format", "type is unknown"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty", "not supported"),
-        ({"min_p": 0.5, "tools": [{}]}, "min_p", "^min_p is not supported here$"),
-        ({"tools": [{}], "min_p": 0.5}, "tools", "^tools is not supported here$"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "frequency_penalty: expected"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "repetition_penalty: expected"),
+        ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias.*: expected"),
+        ({"best_of": 2}, "best_of", "unknown field"),
+        ({"mirostat": 2, "tools": [{}]}, "mirostat", "^mirostat is not supported here$"),
+        ({"tools": [{}], "mirostat": 2}, "tools", "^tools is not supported here$"),
         ({"thinking": {"type": "enabled"}}, "thinking", "not supported"),
         (
             {"service_tier": "gold"},
@@ -288,8 +364,9 @@ def test_each_job_of_several_texts_has_a_place() -> None:
 
 def test_a_prompt_with_several_answers_counts_once() -> None:
     request = chat(n=2)
-    found = [Generation("a", usage=Usage(5, 2, 7)), Generation("b", usage=Usage(5, 3, 8))]
-    assert usage_of(request, found) == Usage(5, 5, 10)
+    counts = [TokenCounts(5, 2, 7, 1), TokenCounts(5, 3, 8, 4)]
+    found = [Generation("a", usage=count) for count in counts]
+    assert usage_of(request, found) == Usage(5, 5, 10, PromptTokensDetails(1))
     assert usage_of(request, [found[0], Generation("b")]) is None
 
 

@@ -101,6 +101,32 @@ def test_a_schema_is_inline_or_a_file_next_to_the_models_file(tmp_path: Path) ->
     assert schema(tmp_path, "schema: sub/in.json") == {"type": "integer", "minimum": 3}
 
 
+def test_tensors_become_a_schema_and_count_rows(tmp_path: Path) -> None:
+    found = catalog(
+        tmp_path,
+        """
+        tensors:
+          - {name: x, datatype: FP32, shape: [-1, 2]}
+          - {name: y, datatype: BYTES, shape: [-1], optional: true}
+        """,
+    ).get("m")
+    assert (found.cost, found.max_batch_cost) == ("rows", found.max_batch_size)
+    assert found.inputs is not None
+    assert found.inputs.content_types == ["application/vnd.headrace.tensors"]
+    row = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+    assert found.inputs.json_schema == {
+        "type": "object",
+        "properties": {
+            "x": {"type": "array", "items": row},
+            "y": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    fixed = catalog(tmp_path, "tensors: [{name: x, datatype: BOOL, shape: [2]}]").get("m")
+    assert (fixed.cost, fixed.max_batch_cost) == ("bytes", None)
+
+
 def test_a_value_of_yaml_becomes_one_of_json(tmp_path: Path) -> None:
     assert schema(tmp_path, "schema: {enum: [2026-01-02, 1]}") == {"enum": ["2026-01-02", 1]}
 
@@ -146,6 +172,15 @@ def test_a_value_of_yaml_becomes_one_of_json(tmp_path: Path) -> None:
             '6: models.m.inputs.example: it does not fit: /a: the value is not of type "integer"',
         ),
         ("content_types: [png]", "5: models.m.inputs.content_types: "),
+        (
+            "tensors: [{name: x, datatype: FP32, shape: [1]}]\nfields: {a: string}",
+            "5: models.m.inputs.tensors: fields and tensors exclude each other",
+        ),
+        (
+            "tensors: [&x {name: x, datatype: BOOL, shape: [1]}, *x]",
+            "5: models.m.inputs.tensors: the name x is given twice",
+        ),
+        ("tensors: [{name: x, datatype: float, shape: [1]}]", "5: models.m.inputs.tensors"),
         (
             "content_types: [image/png]\nexample: {a: 1}",
             "6: models.m.inputs.example: it does not fit: the value is JSON",

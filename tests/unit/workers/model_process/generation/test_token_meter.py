@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from headrace.generator import Piece
-from headrace.observability.worker_report import BETWEEN_S, HISTOGRAMS, ModelStats, field_of
+from headrace.observability.worker_report import (
+    BETWEEN_S,
+    GENERATION_COUNTED,
+    HISTOGRAMS,
+    ModelStats,
+    field_of,
+)
 from workers.model_process.generation import continuous
 from workers.model_process.generation.continuous import INTERVAL_S, TokenMeter
 from workers.protocol.frames import TokenFigures
@@ -67,7 +73,7 @@ def test_a_delta_without_tokens_is_one_token_and_a_piece_without_both_is_none(si
 
 def test_it_reports_at_the_end_of_an_interval_and_when_nothing_runs(site: Site) -> None:
     site.meter.report(running=False)
-    assert site.frames.pop() == TokenFigures((0, 0, 80), 0, 0, [0] * 18, 0.0)
+    assert site.frames.pop() == TokenFigures((0, 0, 80), 0, 0, 0, [0] * 18, 0.0)
     site.meter.report(running=False)
     assert site.frames == []
     site.state = (2, 60, 80)
@@ -95,14 +101,15 @@ def test_the_worker_adds_the_reports(site: Site) -> None:
     for _ in range(2):
         site.piece(0.0, 1)
         site.piece(0.02, 1)
-        site.meter.used({"prompt_tokens": 7, "completion_tokens": 2})
+        site.meter.used({"prompt_tokens": 7, "cached_tokens": 4, "completion_tokens": 2})
         site.meter.ended("a")
         site.meter.report(running=False)
     for frame in site.frames:
-        stats.observe_tokens(frame.prompt, frame.generated, frame.counts, frame.sum_s)
+        stats.observe_tokens(frame.prompt, frame.cached, frame.generated, frame.counts, frame.sum_s)
     assert not stats.empty
     drained = dict(stats.drain())
-    assert (drained["prompt_tokens"], drained["generation_tokens"]) == ("14.0", "4.0")
+    tokens = [drained[name] for name in GENERATION_COUNTED]
+    assert tokens == ["14.0", "8.0", "4.0"]
     *counts, sum_s = drained[field_of(BETWEEN_S)].split()
     assert counts == ["0"] * 4 + ["2"] * 14
     assert float(sum_s) == pytest.approx(0.04)

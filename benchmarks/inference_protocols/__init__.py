@@ -1,0 +1,1 @@
+"""Triton's protocol, compared with the native route."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 import grpc
@@ -34,6 +34,8 @@ _CODES: Final = {
 }  # fmt: skip
 #: The text of a status is in the trailers, which clients limit to 8 KiB; a letter may take 12.
 _TEXT_MAX: Final = 600
+#: A stream is read no further while it has this many messages in progress.
+IN_FLIGHT_MAX: Final = 256
 
 #: Answers a call: its request, its message or the iterator of its messages, and grpcio's context.
 Answer = Callable[[Services, Request, Any, Any], Awaitable[Any]]
@@ -105,6 +107,34 @@ def handler(
         return await context.abort(code_of(failure), text_of(failure), trailers)
 
     return answer
+
+
+async def answer_each(
+    messages: AsyncIterator[Any], answer: Callable[[Any], Coroutine[Any, Any, None]]
+) -> None:
+    """Answer the messages of a stream, each in a task, until all are answered.
+
+    Their tasks begin in the order of the messages. The first error of one ends all, and is raised.
+    """
+    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+    async def one(message: Any) -> None:
+        try:
+            await answer(message)
+        finally:
+            room.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            await room.acquire()
+            async for message in messages:
+                group.create_task(one(message))
+                await room.acquire()
+    except ExceptionGroup as errors:
+        error: Exception = errors
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
 
 
 def decoded(message: Any, raw: bytes) -> Any:

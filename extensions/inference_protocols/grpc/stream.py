@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from api.auth.authenticator import Needs
-from api.grpc.calls import text_of
+from api.grpc.calls import answer_each, text_of
 from api.http.messages import Request
 from api.http.problems import internal_error
 from api.routes.admission import admit
@@ -35,8 +35,6 @@ from headrace.jobs.job import Job
 
 #: The metadata of a call, and the parameter of a response, with the id of the job.
 JOB: Final = "headrace-job"
-#: A stream is read no further while it has this many requests in progress.
-IN_FLIGHT_MAX: Final = 256
 _NEEDS: Final[Needs] = Scope.SUBMIT
 #: Metadata of a client that wants an error as the end of the stream.
 _ERRORS_END: Final = b"triton_grpc_error"
@@ -50,17 +48,22 @@ async def stream_infer(
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
     take_stream(services, request)
     try:
-        stream = _Stream(services, request, context)
-        async with asyncio.TaskGroup() as group:
-            await stream.read(messages, group)
-    except* HeadraceError as errors:
-        # Only one is left to a task: with it the client wants the stream to end.
-        error: Any = errors
-        while isinstance(error, ExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
+        await answer_each(messages, _Stream(services, request, context).answer)
     finally:
         services.stream_limit.leave(request.caller.key_id)
+
+
+_Turn = asyncio.Future[None]
+
+
+def _chain(before: _Turn, after: _Turn) -> None:
+    """Let what waits for a request wait for those before it only."""
+
+    def over(_: _Turn) -> None:
+        if not after.done():
+            after.set_result(None)
+
+    before.add_done_callback(over)
 
 
 class _Stream:
@@ -68,26 +71,17 @@ class _Stream:
 
     def __init__(self, services: Services, request: Request, context: Any) -> None:
         self._services, self._request, self._context = services, request, context
-        self._room = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._writing = asyncio.Lock()
         self._errors_end = request.header(_ERRORS_END).lower() == b"true"
+        self._admitted = True  # with the call itself
+        # Done when the requests so far have had their only responses.
+        self._last = asyncio.get_running_loop().create_future()
+        self._last.set_result(None)
 
-    async def read(self, messages: AsyncIterator[Any], group: asyncio.TaskGroup) -> None:
-        """Begin each request as it comes."""
-        before = asyncio.Event()
-        before.set()
-        admitted = True  # with the call itself
-        await self._room.acquire()
-        async for message in messages:
-            after = asyncio.Event()
-            group.create_task(self._answer(message, before, after, admitted=admitted))
-            before, admitted = after, False
-            await self._room.acquire()
-
-    async def _answer(
-        self, message: Any, before: asyncio.Event, after: asyncio.Event, *, admitted: bool
-    ) -> None:
-        """Answer a request. Its only response waits for `before`; `after` is set behind it."""
+    async def answer(self, message: Any) -> None:
+        """Answer a request. Its only response waits for those of the requests before."""
+        before, after = self._last, asyncio.get_running_loop().create_future()
+        admitted, self._admitted, self._last = self._admitted, False, after
         try:
             if not admitted:
                 await admit(self._services, self._request, _NEEDS)
@@ -100,10 +94,9 @@ class _Stream:
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             await self._write_error(message, internal_error(error, self._request.path)[0], before)
         finally:
-            after.set()
-            self._room.release()
+            _chain(before, after)
 
-    async def _respond(self, message: Any, before: asyncio.Event, after: asyncio.Event) -> None:
+    async def _respond(self, message: Any, before: _Turn, after: _Turn) -> None:
         services, request = self._services, self._request
         model = await model_for(services, message.model_name, message.model_version)
         call = Call(request.caller, request.header, trace=request_trace(request))
@@ -120,15 +113,16 @@ class _Stream:
         async with aclosing(run_in_pieces(services, validated)) as found:
             async for one in found:
                 if not isinstance(one, Job):
+                    if not in_pieces:
+                        _chain(before, after)
                     in_pieces = True
-                    after.set()
                     tensors = [t for t in tensors_of(one, declared) if not names or t.name in names]
                     response = write_response(asked, model.name, validated.model.version, tensors)
                     await self._write(response, job_id, final=False)
                     continue
                 outputs = await outputs_of(services, one)
                 if not in_pieces:
-                    await before.wait()
+                    await asyncio.shield(before)
                     response = write_response(asked, one.model, one.version, outputs)
                     await self._write(response, job_id, final=True)
                 elif wants_final:
@@ -141,8 +135,8 @@ class _Stream:
         async with self._writing:
             await self._context.write(StreamResponse(infer_response=response))
 
-    async def _write_error(self, message: Any, error: HeadraceError, before: asyncio.Event) -> None:
-        await before.wait()
+    async def _write_error(self, message: Any, error: HeadraceError, before: _Turn) -> None:
+        await asyncio.shield(before)
         response = InferResponse(model_name=message.model_name, id=message.id)
         response.parameters[_FINAL].bool_param = True
         text = text_of(error)

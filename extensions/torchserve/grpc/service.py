@@ -12,7 +12,7 @@ import grpc
 import msgspec
 
 from api.auth.authenticator import Open
-from api.grpc.calls import Method
+from api.grpc.calls import Method, answer_each
 from api.grpc.protos import Protos
 from api.grpc.server import GrpcServer, Methods, Place
 from api.http.messages import Answer, Delegated, Reply, Request, ResponseCutShort
@@ -41,8 +41,6 @@ MANAGEMENT: Final = f"{_PACKAGE}.management.ManagementAPIsService"
 _Prediction: Final = PROTOS.message(f"{_PACKAGE}.inference.PredictionResponse")
 _Health: Final = PROTOS.message(f"{_PACKAGE}.inference.TorchServeHealthResponse")
 _Management: Final = PROTOS.message(f"{_PACKAGE}.management.ManagementResponse")
-#: A stream is read no further while it has this many requests in progress.
-_IN_FLIGHT_MAX: Final = 256
 _CUT: Final = Failure(
     grpc.StatusCode.INTERNAL, "the reply is not complete: its job failed\nInternalServerException"
 )
@@ -133,7 +131,7 @@ class _Calls:
     async def _predict_on_stream(
         self, services: Services, _: Request, messages: Any, context: Any
     ) -> None:
-        room, writing = asyncio.Semaphore(_IN_FLIGHT_MAX), asyncio.Lock()
+        writing = asyncio.Lock()
         keys, caller = SequenceKeys.of(config_of(services)), self._caller(context)
 
         async def write(sequence: str, **fields: Any) -> None:
@@ -154,17 +152,11 @@ class _Calls:
                 failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             except ResponseCutShort:
                 failure = _CUT
-            finally:
-                room.release()
             if failure is not None:
                 status = {"code": failure.code.value[0], "message": failure.text}
                 await write(sequence, status=status)
 
-        async with asyncio.TaskGroup() as group:
-            await room.acquire()
-            async for message in messages:
-                group.create_task(predict(message))
-                await room.acquire()
+        await answer_each(messages, predict)
 
 
 def _prediction(services: Services, message: Any, keys: SequenceKeys | None = None) -> Asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from tests.extensions.torchserve.harness.site import TorchServeSite, torchserve_
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 
+SERVICE: Final = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 PROTOS: Final = Path(__file__).parents[4] / "extensions" / "torchserve" / "grpc" / "protos"
 #: Answers with what it got, in pieces if a request wants some; keeps the values of sequences.
 HANDLER: Final = """
@@ -61,6 +63,7 @@ class Grpc:
     management: Any
     i: Any
     m: Any
+    first: grpc.Channel
 
     def predict(self, **fields: Any) -> Any:
         return self.inference.Predictions(self.i.PredictionsRequest(**fields))
@@ -105,7 +108,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
             site,
             inference.InferenceAPIsServiceStub(first),
             management.ManagementAPIsServiceStub(second),
-            i, m,
+            i, m, first,
         )  # fmt: skip
         found.management.RegisterModel(
             m.RegisterModelRequest(
@@ -210,6 +213,33 @@ def test_a_call_needs_the_token_of_its_interface(tmp_path: Path, served: Grpc) -
         )
         assert refusal(lambda: call(b""))[0] == "PERMISSION_DENIED"
         assert b"told" in call(b"", metadata=[("authorization", f"Bearer {token}")])
+
+
+def test_messages_that_are_none_are_refused(served: Grpc, caplog: pytest.LogCaptureFixture) -> None:
+    chance = random.Random(33)
+    whole = served.i.PredictionsRequest(
+        model_name="told", sequence_id="s\n\0", input={"data": b"1", 'a"\r\n;': b"\0\xff"}
+    ).SerializeToString()
+    codes = set()
+    for n in range(200):
+        body = bytearray(whole)
+        body[chance.randrange(len(body))] = chance.randrange(256)
+        noise = chance.randbytes(chance.randrange(64))
+        sent = (bytes(body), whole[: chance.randrange(len(whole))], noise)[n % 3]
+        for call in (
+            lambda sent: [served.first.unary_unary(f"/{SERVICE}/Predictions")(sent)],
+            served.first.unary_stream(f"/{SERVICE}/StreamPredictions"),
+            lambda sent: served.first.stream_stream(f"/{SERVICE}/StreamPredictions2")(iter([sent])),
+        ):
+            try:
+                list(call(sent))
+            except grpc.RpcError as error:
+                refused: Any = error
+                codes.add(refused.code().name)
+    # INTERNAL is TorchServe's code for a model that it does not have.
+    assert codes <= {"INVALID_ARGUMENT", "INTERNAL", "UNAVAILABLE"}
+    assert "internal error" not in caplog.text
+    assert json.loads(served.inference.Ping(Empty()).health) == {"status": "Healthy"}
 
 
 def test_management(served: Grpc) -> None:

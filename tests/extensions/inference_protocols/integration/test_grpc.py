@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import random
+import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
+from cryptography.x509 import load_der_x509_certificate
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
@@ -426,6 +429,20 @@ def test_messages_that_are_none_are_refused(site: Site) -> None:
         assert (client.infer("simple", simple()).as_numpy("OUTPUT0") == COUNT + 1).all()
 
 
+def serial(port: int) -> int:
+    """The number of the certificate of a server."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), 60) as plain,
+        context.wrap_socket(plain) as secure,
+    ):
+        found = secure.getpeercert(binary_form=True)
+    assert found is not None
+    return load_der_x509_certificate(found).serial_number
+
+
 def test_keys_and_tls(site: Site, tmp_path: Path) -> None:
     port, authority = free_port(), Authority(tmp_path)
     signed = authority.sign()
@@ -456,6 +473,8 @@ def test_keys_and_tls(site: Site, tmp_path: Path) -> None:
             assert refusal(lambda: client.load_model("echo", headers=mine))[0] == (
                 "PERMISSION_DENIED"
             )
+            renewed = authority.sign()
+            wait_until(lambda: serial(port) == renewed.serial, "the new certificate is in use")
             theirs = {"authorization": f"Bearer {reader}"}
             assert client.is_model_ready("echo", headers=theirs)
             assert refusal(lambda: client.infer("echo", text(), headers=theirs))[0] == (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlencode
 
 import grpc
@@ -36,6 +36,8 @@ _CODES: Final = {
 }  # fmt: skip
 #: The text of a status is in the trailers, which clients limit to 8 KiB.
 _TEXT_MAX: Final = 600
+#: Endpoints that run; asyncio itself keeps no task.
+_RUNNING: Final[set[asyncio.Task[Any]]] = set()
 _QUOTED: Final = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}
 
 
@@ -75,13 +77,12 @@ class Caller:
 
     async def answer(self, asked: Asked) -> Answer:
         """Return the answer to a request."""
-        task = asyncio.create_task(self._answer(asked))
+        task = self._begun(self._answer(asked))
         try:
-            return await asyncio.shield(task)
+            return cast("Answer", await asyncio.shield(task))
         except asyncio.CancelledError:
             # As over HTTP, the endpoint then decides whether its job goes on.
             self._gone.set()
-            await asyncio.wait({task})
             raise
 
     async def _answer(self, asked: Asked) -> Answer:
@@ -107,29 +108,54 @@ class Caller:
         except ClientGone:
             return Reply(499, b"")
 
+    async def pieces_of(self, answer: Answer) -> AsyncGenerator[bytes]:
+        """Yield the body of an answer as it comes. Closed before its end, the client hangs up.
 
-async def pieces_of(answer: Answer) -> AsyncIterator[bytes]:
-    """Return the body of an answer as it comes; raise ResponseCutShort if it is incomplete."""
-    if not isinstance(answer, StreamingReply):
-        yield b"" if isinstance(answer, Delegated) else answer.body
-        return
-    written = asyncio.Queue[bytes | None](1)
+        Raises:
+            ResponseCutShort: it is incomplete.
+        """
+        if not isinstance(answer, StreamingReply):
+            yield b"" if isinstance(answer, Delegated) else answer.body
+            return
+        gone, written = self._gone, asyncio.Queue[bytes | None](1)
 
-    async def run() -> None:
+        async def write(data: bytes) -> None:
+            await written.put(data)
+            if gone.is_set():
+                raise ClientGone
+
+        async def run() -> None:
+            try:
+                await answer.run(write)
+            finally:
+                if not gone.is_set():
+                    await written.put(None)
+
+        task = self._begun(run())
         try:
-            await answer.run(written.put)
-        finally:
-            await written.put(None)
+            while (piece := await written.get()) is not None:
+                yield piece
+            await task
+        except ClientGone:
+            raise ResponseCutShort from None
+        except (asyncio.CancelledError, GeneratorExit):
+            gone.set()
+            if not written.empty():
+                written.get_nowait()
+            raise
 
-    task = asyncio.create_task(run())
-    try:
-        while (piece := await written.get()) is not None:
-            yield piece
-        await task
-    except ClientGone:
-        raise ResponseCutShort from None
-    finally:
-        task.cancel()
+    def _begun(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Return a task that may outlive the call, as an endpoint whose client hangs up does."""
+        task = asyncio.create_task(work)
+        _RUNNING.add(task)
+
+        def over(done: asyncio.Task[Any]) -> None:
+            _RUNNING.discard(done)
+            if not done.cancelled():
+                done.exception()  # asyncio would log one that no call waits for
+
+        task.add_done_callback(over)
+        return task
 
 
 def failure_of(answer: Answer, *, predicts: bool = False) -> Failure | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +31,6 @@ from extensions.torchserve.grpc.requests import (
     Failure,
     failure_of,
     form_of,
-    pieces_of,
 )
 from headrace.errors import InvalidRequest
 
@@ -103,24 +103,28 @@ class _Calls:
         return _Management(msg=text)
 
     async def _predict(self, _s: Services, _r: Request, message: Any, context: Any) -> Any:
-        answer = await self._answered(message, context)
+        caller = self._caller(context)
+        answer = await self._answered(caller, message, context)
         try:
-            return _Prediction(prediction=b"".join([one async for one in pieces_of(answer)]))
+            pieces = [one async for one in caller.pieces_of(answer)]
+            return _Prediction(prediction=b"".join(pieces))
         except ResponseCutShort:
             return await context.abort(*_CUT)
 
     async def _predict_in_pieces(
         self, _s: Services, _r: Request, message: Any, context: Any
     ) -> None:
-        answer = await self._answered(message, context)
+        caller = self._caller(context)
+        answer = await self._answered(caller, message, context)
         try:
-            async for piece in pieces_of(answer):
-                await context.write(_Prediction(prediction=piece))
+            async with aclosing(caller.pieces_of(answer)) as pieces:
+                async for piece in pieces:
+                    await context.write(_Prediction(prediction=piece))
         except ResponseCutShort:
             await context.abort(*_CUT)
 
-    async def _answered(self, message: Any, context: Any) -> Answer:
-        answer = await self._caller(context).answer(_prediction(self._services, message))
+    async def _answered(self, caller: Caller, message: Any, context: Any) -> Answer:
+        answer = await caller.answer(_prediction(self._services, message))
         headers = () if isinstance(answer, Delegated) else answer.headers
         if job := dict(headers).get(JOB):
             context.set_trailing_metadata(((JOB.decode(), job.decode()),))
@@ -146,8 +150,9 @@ class _Calls:
                 if failure is None and not isinstance(answer, Delegated):
                     own = dict(answer.headers).get(keys.id.lower().encode())
                     sequence = own.decode() if own else sequence
-                    async for piece in pieces_of(answer):
-                        await write(sequence, prediction=piece)
+                    async with aclosing(caller.pieces_of(answer)) as pieces:
+                        async for piece in pieces:
+                            await write(sequence, prediction=piece)
             except InvalidRequest as error:
                 failure = Failure(grpc.StatusCode.INVALID_ARGUMENT, error.message)
             except ResponseCutShort:

@@ -39,7 +39,7 @@ class TensorPart:
         read: returns an input as the handler gets it. Its arguments are bytes of `TENSORS_TYPE` or
             a JSON value, the content type, and the declared inputs. It raises InvalidRequest.
         write: returns what is sent as the result. Its arguments are what the handler returned, the
-            input as `read` returned it, and the declared outputs. It raises HandlerError.
+            input as `read` returned it, and the declared outputs. It raises a JobError.
     """
 
     read: Callable[[Any, str, Sequence[DeclaredTensor]], Any]

@@ -10,7 +10,7 @@ import msgspec
 
 from handlers.extension import TensorPart, tensor_parts
 from headrace.config.inputs.tensors import TENSORS_TYPE, DeclaredTensor
-from headrace.errors import ConfigError, HandlerError
+from headrace.errors import ConfigError, JobError
 from headrace.jobs.values.media_types import is_json
 
 
@@ -39,7 +39,7 @@ class ModelTensors:
             return result
         try:
             return self.part.write(result, given, self.outputs)
-        except HandlerError as error:
+        except JobError as error:
             return error
 
 

@@ -24,7 +24,7 @@ from extensions.inference_protocols.tensors.envelope import (
     write_outputs,
 )
 from headrace.config.inputs.tensors import DeclaredTensor
-from headrace.errors import HandlerError, InvalidRequest
+from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Response
 
 Array = np.ndarray[Any, Any]
@@ -132,6 +132,7 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
 
     Raises:
         HandlerError: it does not fit the declared outputs.
+        InputError: the client wants an output that the handler does not return.
     """
     if not isinstance(given, TensorInput) or isinstance(result, Response):
         return result
@@ -140,11 +141,11 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
     wanted = given.wanted or [RequestedOutput(name) for name in by_name]
     tensors = []
     for one in wanted:
-        if one.name not in by_name:
-            raise HandlerError(
-                f"the handler returned no output {one.name!r}; it returned {', '.join(by_name)}"
-            )
         tensor = known.get(one.name)
+        if one.name not in by_name:
+            text = f"the handler returned no output {one.name!r}; it returned {', '.join(by_name)}"
+            # The API has not refused it, as the model has declared no outputs.
+            raise HandlerError(text) if tensor is not None else InputError(text)
         array = _as_array(one.name, by_name[one.name], tensor)
         if one.classes:
             array = classified(one.name, array, one.classes, tensor.labels if tensor else ())

@@ -130,15 +130,19 @@ def _decoded(text: bytes) -> _Request:
         raise too_deep() from None
     except ValueError as error:
         reason = str(error)
+    unread = InvalidRequest(f"failed to parse the request JSON buffer: {reason}")
+    # Python's own parser reads the NaN and Infinity that some clients write. It would read half of a
+    # surrogate pair too, which no answer can have.
+    if b"\\u" in text:
+        raise unread
     try:
-        # Python's own parser also reads the NaN and Infinity that some clients write.
         return msgspec.convert(json.loads(text), _Request)
     except msgspec.ValidationError as error:
         raise _mistake(error) from None
     except RecursionError:
         raise too_deep() from None
     except (ValueError, TypeError):
-        raise InvalidRequest(f"failed to parse the request JSON buffer: {reason}") from None
+        raise unread from None
 
 
 def _mistake(error: msgspec.ValidationError) -> InvalidRequest:

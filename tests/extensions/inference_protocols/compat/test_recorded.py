@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -68,3 +69,35 @@ def test_an_answer_is_that_of_triton(api: ApiServer, name: str) -> None:
     if theirs.status == 500 and ours.status == 400:  # the client's mistake
         theirs = theirs._replace(status=400)
     assert ours == theirs
+
+
+PIECES: Final = (
+    b"[", b"]", b"{", b"-1", b"null", b"1e999", b"9" * 20, b"\\ud800", b"\xff", b'"', b"NaN",
+)  # fmt: skip
+
+
+def mutated(body: bytes, chance: random.Random) -> bytes:
+    changed = bytearray(body or b"{}")
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(len(changed) + 1)
+        match chance.randrange(4):
+            case 0:
+                changed[at : at + 1] = bytes([chance.randrange(256)])
+            case 1:
+                del changed[at : at + chance.randint(1, 9)]
+            case 2:
+                changed[at:at] = chance.choice(PIECES)
+            case _:
+                changed[at : at + 1] *= chance.randint(1, 50)
+    return bytes(changed)
+
+
+def test_no_mutated_request_is_a_mistake_of_the_server(api: ApiServer) -> None:
+    chance = random.Random(7)  # a failure comes again
+    cases = list(CASES.values())
+    for _ in range(400):
+        case = chance.choice(cases)
+        sent = mutated(case.body, chance)
+        answer = api.http.request(case.method, case.path, content=sent, headers=case.headers)
+        assert answer.status_code < 500 or answer.status_code == 501, (case.path, sent, answer.text)
+    assert ask(api.http, CASES["lists"]) == TRITON["lists"], "it still serves"

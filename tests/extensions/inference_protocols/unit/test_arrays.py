@@ -26,7 +26,7 @@ from extensions.inference_protocols.tensors.envelope import (
     write_inputs,
 )
 from headrace.config.inputs.tensors import DeclaredTensor
-from headrace.errors import HandlerError, InvalidRequest
+from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Response
 
 DTYPES: Final = (
@@ -94,6 +94,11 @@ def test_tensors_of_torch_and_lists_are_outputs_too() -> None:
 def test_a_result_that_does_not_fit_fails_the_job(result: Any, message: str) -> None:
     with pytest.raises(HandlerError, match=message):
         sent(result, tensor("OUT", "FP32", -1), wanted=[RequestedOutput("OUT")])
+
+
+def test_an_output_that_only_the_client_knows_is_its_mistake() -> None:
+    with pytest.raises(InputError, match="returned no output 'NOPE'; it returned OUT"):
+        sent({"OUT": [1.0]}, wanted=[RequestedOutput("NOPE")])
 
 
 def test_classes_are_in_the_order_of_their_scores() -> None:

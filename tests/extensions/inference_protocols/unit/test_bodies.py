@@ -157,6 +157,14 @@ def test_sizes_that_do_not_fit_are_refused(count: Any) -> None:
         check(read_request(*given, only), only)
 
 
+@pytest.mark.parametrize("name", ["\\ud800", "\\u0041"])
+def test_half_of_a_surrogate_pair_is_refused(name: str) -> None:
+    text = b'{"inputs":[{"name":"%s","datatype":"FP32","shape":[1],"data":[NaN]}]}'
+    with pytest.raises(InvalidRequest) as refused:
+        read_request(text % name.encode(), b"", SIMPLE)
+    assert refused.value.message.isascii()
+
+
 def test_nan_and_infinity_are_read_and_written_as_python_writes_them() -> None:
     only = declared(("INPUT0", "FP32", [-1, 3]), outputs=[])
     text = (

@@ -131,8 +131,8 @@ def _decoded(text: bytes) -> _Request:
     except ValueError as error:
         reason = str(error)
     unread = InvalidRequest(f"failed to parse the request JSON buffer: {reason}")
-    # Python's own parser reads the NaN and Infinity that some clients write. It would read half of a
-    # surrogate pair too, which no answer can have.
+    # Python's own parser reads the NaN and Infinity that some clients write. It would read half of
+    # a surrogate pair too, which no answer can have.
     if b"\\u" in text:
         raise unread
     try:

@@ -45,9 +45,12 @@ TS_STAMP   := $(TORCHSERVE)/.installed
 # Whoever has the development environment needs no second installation for the demo.
 INSTALLED  = $(if $(wildcard $(DEV_STAMP)),$(DEV_STAMP),$(DEMO_STAMP))
 
+# The .proto files, and what protoc writes of them. Those of Google are in packages.
+PROTOC = $(PY) -m grpc_tools.protoc --include_imports -I $(1) -I $$($(PY) -c "import google.rpc; print(next(iter(google.rpc.__path__))[:-11])") --descriptor_set_out=$(1)/$(2).binpb
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests kube-tools torchserve clients wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests protos kube-tools torchserve clients wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -95,6 +98,10 @@ manifests: $(DEV_STAMP)  ## Write deploy/kubernetes from the Helm chart, after a
 
 kube-tools: $(DEV_STAMP)  ## Bring helm and kubectl for the tests of the chart, where there are none
 	@$(PY) -m tests.harness.deploy.helm
+
+protos: $(DEV_STAMP)  ## Write the descriptors of the .proto files, after a change of them
+	$(call PROTOC,extensions/inference_protocols/grpc/protos,inference) grpc_service.proto
+	$(call PROTOC,extensions/torchserve/grpc/protos,torchserve) inference.proto management.proto
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from typing_extensions import override
 
 from api.extension import Surface, add_services, api_parts, operations, surfaces_of
@@ -25,6 +25,7 @@ from api.services import Part, Services
 from headrace import __version__
 from headrace.config.model.catalog import Catalog, ModelConfig
 from headrace.config.settings import Settings
+from headrace.errors import HeadraceError
 from headrace.registry.model import DeclaredModels
 
 #: The headers that any operation reads, besides those that the table declares.
@@ -70,6 +71,7 @@ class Application(FastAPI):
         surfaces: those of extensions, which see each request before the router.
         cors: handles requests of pages of other origins; None if none may call.
         access_log: writes a line for each request; None writes none.
+        refusal: why it has not started; the process reports it.
     """
 
     settings: Settings
@@ -79,12 +81,13 @@ class Application(FastAPI):
     surfaces: Sequence[Surface] = ()
     cors: ASGIApp | None = None
     access_log: AccessLog | None = None
+    refusal: HeadraceError | None = None
     _described: dict[bool, tuple[list[ModelConfig], dict[str, Any]]]
 
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self.serve(scope, receive, send)
+            await self.serve(scope, receive, self._without_refusal(send))
             return
         answer = self.serve if self.cors is None else self.cors
         request_id = incoming_request_id(scope)
@@ -94,6 +97,16 @@ class Application(FastAPI):
             await observe_request(answer, trace, receive, self.access_log, spans)
         else:
             await answer(scope, receive, send)
+
+    def _without_refusal(self, send: Send) -> Send:
+        """Return a `send` that leaves the traceback of `refusal` out of the log."""
+
+        async def sent(message: Message) -> None:
+            if message["type"] == "lifespan.startup.failed" and self.refusal is not None:
+                message = {**message, "message": ""}
+            await send(message)
+
+        return sent
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request by the router; FastAPI handles everything else."""
@@ -127,12 +140,16 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Application) -> AsyncIterator[None]:
-        services = Services(settings, catalog, app.describe, declared)
-        add_services(services)
-        app.services = services
-        app.surfaces = surfaces_of(services)
-        services.parts += [Part(surface.stop, surface.start) for surface in app.surfaces]
-        await services.start()
+        try:
+            services = Services(settings, catalog, app.describe, declared)
+            add_services(services)
+            app.services = services
+            app.surfaces = surfaces_of(services)
+            services.parts += [Part(surface.stop, surface.start) for surface in app.surfaces]
+            await services.start()
+        except HeadraceError as error:
+            app.services, app.refusal = None, error.kept()
+            raise
         try:
             yield
         finally:

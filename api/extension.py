@@ -48,6 +48,8 @@ class ApiPart:
         tags: the groups in which the description shows them, with a sentence each.
         error_form: which form the errors of some paths have, for the description.
         service: builds what its endpoints share in one process; they get it by `Services.of`.
+        parts: builds what else starts and stops with the process, such as a server for another
+            protocol. It raises ConfigError if the settings ask for what cannot be.
         surface: builds its surface; None if the settings do not ask for it. It may observe the
             counters, require tokens of native requests, and add what its endpoints share to
             `Services.added`.
@@ -65,6 +67,7 @@ class ApiPart:
     tags: Mapping[str, str] = field(default_factory=dict)
     error_form: str = ""
     service: Callable[[Services], Service] | None = None
+    parts: Callable[[Services], Sequence[Part]] | None = None
     surface: Callable[[Services], Surface | None] | None = None
     error_reply: Callable[[str, HeadraceError], Reply | None] | None = None
     hint: Callable[[str, str], str | None] | None = None
@@ -85,6 +88,8 @@ def add_services(services: Services) -> None:
         service = build(services)
         services.added[type(service)] = service
         services.parts.append(Part(service.close))
+    for parts_of in (part.parts for part in api_parts() if part.parts is not None):
+        services.parts += parts_of(services)
 
 
 def surfaces_of(services: Services) -> list[Surface]:

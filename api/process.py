@@ -235,7 +235,12 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     listeners = [socket.socket(fileno=descriptor) for descriptor in inherited.socket]
     server.plain = [socket.socket(fileno=descriptor) for descriptor in inherited.plain_socket]
     # A list, so that uvicorn listens on no address of its own.
-    server.run(sockets=listeners if listeners or server.plain else None)
+    try:
+        server.run(sockets=listeners if listeners or server.plain else None)
+    except SystemExit:  # uvicorn's, where the application has not started
+        if app.refusal is not None:
+            raise app.refusal from None
+        raise
 
 
 def _access_warnings(settings: Settings, redis_url: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
+from headrace.errors import HeadraceError
 from headrace.observability.tracing import tracing
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
@@ -162,16 +163,18 @@ class Services:
             part.dismiss()
 
     async def start(self) -> None:
-        """Start all parts."""
-        for part in self.parts:
-            if (starting := part.start()) is not None:
-                await starting
+        """Start all parts; if one raises, stop those before it."""
+        for place, part in enumerate(self.parts):
+            try:
+                if (starting := part.start()) is not None:
+                    await starting
+            except HeadraceError:
+                await _stop(self.parts[:place])
+                raise
 
     async def stop(self) -> None:
         """Stop all parts."""
-        for part in reversed(self.parts):
-            if (stopping := part.stop()) is not None:
-                await stopping
+        await _stop(self.parts)
 
     def _own_parts(self, subscription: Subscription) -> list[Part]:
         """Return what starts and stops; each part comes after those that it uses."""
@@ -197,3 +200,9 @@ class Services:
 
     def _models_changed(self) -> None:
         self.scraper = self._new_scraper()
+
+
+async def _stop(parts: Sequence[Part]) -> None:
+    for part in reversed(parts):
+        if (stopping := part.stop()) is not None:
+            await stopping

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.extensions import Extension
 
 if TYPE_CHECKING:
     from api.extension import ApiPart
+    from api.services import Part, Services
     from handlers.extension import TensorPart
 
 
 def _api() -> ApiPart:
     from extensions.inference_protocols.api_part import PART
 
-    return PART
+    return replace(PART, parts=_grpc)
+
+
+def _grpc(services: Services) -> Sequence[Part]:
+    from extensions.inference_protocols.settings import NAME, ProtocolSettings
+
+    port = services.settings.of(NAME, ProtocolSettings).grpc_port
+    if not port:
+        return ()
+    from api.grpc.packages import need_grpc
+
+    setting = f"{NAME}: grpc_port"
+    need_grpc(setting)
+    from extensions.inference_protocols.grpc.service import part
+
+    return (part(services, port, setting),)
 
 
 def _tensors() -> TensorPart:

@@ -6,7 +6,7 @@ A process that no setting or model gives anything to do here imports this module
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,7 @@ from headrace.config.extensions import Command, Extension
 
 if TYPE_CHECKING:
     from api.extension import ApiPart, Surface
-    from api.services import Services
+    from api.services import Part, Services
     from handlers.extension import HandlerPart
     from headrace.config.model.handler_reference import HandlerReference
     from headrace.config.settings import Settings
@@ -56,7 +56,24 @@ def _late(path: str) -> Callable[..., Any]:
 def _api() -> ApiPart:
     from api.extension import ApiPart
 
-    return ApiPart(surface=_surface, hint=_hint)
+    return ApiPart(parts=_grpc, surface=_surface, hint=_hint)
+
+
+def _grpc(services: Services) -> Sequence[Part]:
+    file = services.settings.of(_NAME, Path)
+    if file is None:
+        return ()
+    from extensions.torchserve.config.settings import read_config
+
+    config = read_config(file)
+    if not config.grpc_inference_port and not config.grpc_management_port:
+        return ()
+    from api.grpc.packages import need_grpc
+
+    need_grpc("config.properties: a port of gRPC")
+    from extensions.torchserve.grpc.service import servers
+
+    return servers(services, config)
 
 
 def _surface(services: Services) -> Surface | None:

@@ -157,12 +157,30 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
 def _by_name(result: Any, declared: Sequence[DeclaredTensor]) -> Mapping[str, Any]:
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
+    if isinstance(result, list) and result and all(isinstance(one, Mapping) for one in result):
+        return _of_pieces(result, declared)
     if len(declared) == 1:
         return {declared[0].name: result}
     if not declared:
         return {_RESULT: result}
     names = ", ".join(tensor.name for tensor in declared)
     raise HandlerError(f"the result is {type(result).__name__}; return a mapping with {names}")
+
+
+def _of_pieces(
+    pieces: Sequence[Mapping[str, Any]], declared: Sequence[DeclaredTensor]
+) -> Mapping[str, Any]:
+    """Return what a handler has yielded as one result: each output joined along its first size."""
+    known = {tensor.name: tensor for tensor in declared}
+    parts: dict[str, list[Array]] = {}
+    for piece in pieces:
+        for name, value in piece.items():
+            array = np.atleast_1d(_as_array(name, value, known.get(name)))
+            parts.setdefault(name, []).append(array)
+    try:
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+    except ValueError as error:
+        raise HandlerError(f"the pieces cannot be joined: {error}") from None
 
 
 def _as_array(name: str, value: Any, declared: DeclaredTensor | None) -> Array:

@@ -12,19 +12,16 @@ from api.http.messages import NO_STORE, Reply, Request, json_reply
 from api.services import Services
 from extensions.inference_protocols.http.errors import error_reply
 from extensions.inference_protocols.models import repository
-from extensions.inference_protocols.models.descriptions import config_of, metadata_of
-from extensions.inference_protocols.models.lookup import is_ready, is_unloaded, model_for
+from extensions.inference_protocols.models.descriptions import (
+    config_of,
+    metadata_of,
+    server_metadata,
+)
+from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
-from extensions.inference_protocols.settings import NAME, ProtocolSettings
 from extensions.inference_protocols.tensors.requests import Unsupported
-from headrace import __version__
 from headrace.errors import BrokerError, InvalidRequest, ModelNotFound
 
-#: What of the protocol's extensions is here.
-EXTENSIONS: Final = [
-    "binary_tensor_data", "classification", "schedule_policy", "parameters", "statistics",
-    "model_configuration", "model_repository",
-]  # fmt: skip
 _BODY_MAX_BYTES: Final = 256 * 1024
 _NOT_READY: Final = InvalidRequest("Model version not ready")
 _SHARED: Final = (
@@ -43,8 +40,7 @@ Fixed = Callable[[Services, Request], Awaitable[Reply]]
 
 async def server(services: Services, _: Request) -> Reply:
     """Return name, version and extensions of the server."""
-    name = services.settings.of(NAME, ProtocolSettings).server_name
-    return json_reply({"name": name, "version": __version__, "extensions": EXTENSIONS})
+    return json_reply(server_metadata(services))
 
 
 async def live(_services: Services, _: Request) -> Reply:
@@ -55,13 +51,9 @@ async def live(_services: Services, _: Request) -> Reply:
 async def ready(services: Services, _: Request) -> Reply:
     """Answer whether each model is loaded that should be."""
     try:
-        statuses = await services.model_statuses.statuses()
+        every = await all_ready(services)
     except BrokerError as error:
         return error_reply(error)._replace(status=400)
-    every = all(
-        is_unloaded(model) or is_ready(statuses.get(model.name), model)
-        for model in services.catalog.served
-    )
     return json_reply({"ready": every}, 200 if every else 400)
 
 

@@ -39,6 +39,7 @@ from headrace.config.model.catalog import ModelConfig
 from headrace.errors import (
     BY_CODE,
     BrokerError,
+    BrokerUnavailable,
     HandlerError,
     HeadraceError,
     JobTimeout,
@@ -168,7 +169,7 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
     """
     wait_s = services.settings.max_wait_s
     try:
-        job, _ = await submit_and_wait(services, request, call.receive or _never, wait_s)
+        job, _ = await submit_and_wait(services, request, call.receive or never, wait_s)
     except (ClientGone, asyncio.CancelledError):
         await asyncio.shield(cancel(services, request))
         raise
@@ -177,11 +178,18 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
         raise
     if not job.state.final:
         await cancel(services, request)
+        if services.waiters.closing:
+            raise server_stops(job.id)
         raise JobTimeout(f"the job {job.id} did not end within max_wait_s, {wait_s:g} s")
     return job
 
 
-async def _never() -> Any:
+def server_stops(job_id: str) -> BrokerUnavailable:
+    """Return the error for a client that waits for a job when the server stops."""
+    return BrokerUnavailable(f"the server stops before the job {job_id} has ended. Try again")
+
+
+async def never() -> Any:
     """Receive nothing: the task of the caller is cancelled when its client goes."""
     await asyncio.Event().wait()
 

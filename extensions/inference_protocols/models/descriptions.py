@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from api.services import Services
+from extensions.inference_protocols.settings import NAME, ProtocolSettings
 from extensions.inference_protocols.tensors.declarations import Declaration, declaration_of
+from headrace import __version__
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.config.model.catalog import ModelConfig
 
@@ -14,6 +16,17 @@ Document = dict[str, Any]
 #: What clients know as the framework of a model.
 _BACKEND: Final = "python"
 _US_PER_MS: Final = 1000
+#: What of the protocol's extensions is here.
+_EXTENSIONS: Final = [
+    "binary_tensor_data", "classification", "schedule_policy", "parameters", "statistics",
+    "model_configuration", "model_repository",
+]  # fmt: skip
+
+
+def server_metadata(services: Services) -> Document:
+    """Return name, version and extensions of the server."""
+    name = services.settings.of(NAME, ProtocolSettings).server_name
+    return {"name": name, "version": __version__, "extensions": _EXTENSIONS}
 
 
 def metadata_of(services: Services, model: ModelConfig) -> Document:

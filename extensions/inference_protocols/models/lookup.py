@@ -41,6 +41,19 @@ def is_unloaded(model: ModelConfig) -> bool:
     return model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand)
 
 
+async def all_ready(services: Services) -> bool:
+    """Return whether each model is loaded that should be.
+
+    Raises:
+        BrokerError: Redis does not answer.
+    """
+    statuses = await services.model_statuses.statuses()
+    return all(
+        is_unloaded(model) or is_ready(statuses.get(model.name), model)
+        for model in services.catalog.served
+    )
+
+
 def is_ready(status: ModelStatus | None, model: ModelConfig) -> bool:
     """Return whether a model serves, or is loaded at its first job."""
     if status is None:

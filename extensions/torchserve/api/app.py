@@ -23,6 +23,7 @@ from api.http.messages import (
     Request,
     Scope,
     Send,
+    StreamingReply,
     segments_of,
 )
 from api.routes.admission import refuse_foreign_page
@@ -118,6 +119,20 @@ class TorchServe:
             await send_stream(send, answer._replace(headers=headers))
         self._reporter.finished(scope, answer.status, began)
         return True
+
+    async def answer(
+        self, request: Request, interface: Interface, segments: Sequence[str]
+    ) -> Answer:
+        """Answer a request of another protocol, by its path on the port of an interface.
+
+        Raises:
+            ClientGone: the client hung up.
+        """
+        label, by_method = paths_of(frozenset({interface})).find(segments) or _NO_ROUTE
+        answer = await self._answer(request, by_method, segments)
+        if isinstance(answer, (Reply, StreamingReply)):
+            self._services.counters.answered(label, request.method, answer.status)
+        return answer
 
     async def _answer(
         self, request: Request, by_method: Mapping[str, Route[Row]], segments: Sequence[str]

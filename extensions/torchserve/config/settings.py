@@ -10,9 +10,10 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
+from msgspec import Meta
 
 from extensions.torchserve.config.properties import read_properties, write_properties
 from headrace.config.suggestions import did_you_mean
@@ -35,10 +36,9 @@ LAUNCHER_KEYS: Final = frozenset(
 UNUSED_KEYS: Final = frozenset(
     {
         "async_logging", "cpp_log_config", "cpu_launcher_args", "cpu_launcher_enable", "debug",
-        "enable_grpc_ssl", "grpc_inference_address", "grpc_inference_max_connection_age_grace_ms",
-        "grpc_inference_max_connection_age_ms", "grpc_inference_port", "grpc_management_address",
+        "grpc_inference_max_connection_age_grace_ms", "grpc_inference_max_connection_age_ms",
         "grpc_management_max_connection_age_grace_ms", "grpc_management_max_connection_age_ms",
-        "grpc_management_port", "initial_distribution_port", "initial_worker_port", "io_ratio",
+        "initial_distribution_port", "initial_worker_port", "io_ratio",
         "ipex_enable", "ipex_gpu_enable", "model_server_home", "netty_client_threads",
         "number_of_netty_threads", "plugins_path", "prefer_direct_buffer", "system_metrics_cmd",
         "use_native_io", "vmargs",
@@ -51,6 +51,9 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         inference_address, management_address, metrics_address: URLs; two equal ones share a port.
+        grpc_inference_address, grpc_management_address: the hosts of gRPC.
+        grpc_inference_port, grpc_management_port: its ports; 0: it is not served.
+        enable_grpc_ssl: gRPC has the certificate of HTTPS.
         metrics_mode: `log` writes metrics to the log files; `prometheus` serves them too; `legacy`
             serves the `ts_` counters only.
         metrics_config: the metrics.yaml of the user; None for TorchServe's own set.
@@ -76,6 +79,11 @@ class TorchServeConfig(msgspec.Struct, frozen=True, kw_only=True):
     inference_address: str = "http://127.0.0.1:8080"
     management_address: str = "http://127.0.0.1:8081"
     metrics_address: str = "http://127.0.0.1:8082"
+    grpc_inference_address: str = "127.0.0.1"
+    grpc_inference_port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    grpc_management_address: str = "127.0.0.1"
+    grpc_management_port: Annotated[int, Meta(ge=0, le=65_535)] = 0
+    enable_grpc_ssl: bool = False
     enable_metrics_api: bool = True
     metrics_mode: Literal["log", "prometheus", "legacy"] = "log"
     metrics_config: Path | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -52,13 +53,18 @@ class ApiProcess:
         assert self._process is not None, "it does not run"
         return self._process.pid
 
-    def start(self) -> None:
-        """Start it, and wait until it serves."""
+    def start(self, ca_file: str = "") -> None:
+        """Start it, and wait until it serves; by TLS with a certificate of this authority."""
+        if ca_file:
+            self.url = self.url.replace("http:", "https:")
+            verify: ssl.SSLContext = ssl.create_default_context(cafile=ca_file)
+        else:
+            verify = PLAIN
         if self.forked:
             self._process = Forked(["api"], self._environ, ROOT, None)
         else:
             self._process = subprocess.Popen([sys.executable, "-m", "api"], env=self._environ)
-        with httpx2.Client(base_url=self.url, timeout=5, verify=PLAIN) as http:
+        with httpx2.Client(base_url=self.url, timeout=5, verify=verify) as http:
             wait_until(lambda: answers(http, "/ready"), "the API is ready", 60)
 
     def restart(self, redis_url: str) -> None:

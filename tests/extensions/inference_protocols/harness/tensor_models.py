@@ -22,6 +22,18 @@ class AddSub(Handler):
         ]
 
 
+class Counted(Handler):
+    """Yields the numbers up to each item's `COUNT`, one in each piece."""
+
+    def inference(self, items: Any) -> Any:
+        counts = [int(one["COUNT"][0]) for one in items]
+        for n in range(max(counts)):
+            yield [
+                {"NUMBER": np.array([n], np.int32), "NAME": [f"{n}"]} if n < count else None
+                for count in counts
+            ]
+
+
 class Identity(Handler):
     """Every input is the output of its name, in the same place of memory."""
 

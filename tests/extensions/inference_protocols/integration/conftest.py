@@ -18,7 +18,7 @@ from tests.harness.workers.worker import celery_worker, write_models
 HANDLERS: Final = Path(__file__).parents[1] / "harness" / "tensor_models.py"
 
 
-def _tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[str, Any]:
+def tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[str, Any]:
     return {
         "tensors": [{"name": one, "datatype": datatype, "shape": shape, **more} for one in names]
     }
@@ -34,14 +34,14 @@ def _models(folder: Path) -> dict[str, Any]:
         "doubled": {
             "handler": "tensor_model",
             "weights": str(save_onnx(folder / "doubled.onnx")),
-            "inputs": _tensors("FP32", [-1, 2], "x"),
+            "inputs": tensors("FP32", [-1, 2], "x"),
         },
         "narrow": {"handler": "echo", "labels": ["host=none"], "max_queue_depth": 2},
         "simple": {
             "handler": f"{HANDLERS}:AddSub",
             "max_batch_size": 8,
-            "inputs": _tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
-            "outputs": _tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
+            "inputs": tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
+            "outputs": tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
         },
         "half": {
             "handler": f"{HANDLERS}:HalfPlusTwo",
@@ -66,11 +66,11 @@ def _models(folder: Path) -> dict[str, Any]:
         },
         "wrong": {
             **identity,
-            "inputs": _tensors("UINT8", [-1, -1], "INPUT0"),
-            "outputs": _tensors("FP32", [-1, -1], "OUTPUT0"),
+            "inputs": tensors("UINT8", [-1, -1], "INPUT0"),
+            "outputs": tensors("FP32", [-1, -1], "OUTPUT0"),
         },
         **{
-            f"identity_{kind.lower()}": {**identity, "inputs": _tensors(kind, [-1, -1], "INPUT0")}
+            f"identity_{kind.lower()}": {**identity, "inputs": tensors(kind, [-1, -1], "INPUT0")}
             for kind in kinds
         },
     }

@@ -1,0 +1,145 @@
+"""One call: who makes it, its messages, and an error as the status of its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from api.auth.authenticator import Needs
+from api.http.messages import Message, Request
+from api.http.problems import error_headers, internal_error
+from api.routes.admission import admit
+from api.services import Services
+from headrace.errors import (
+    HeadraceError,
+    InvalidRequest,
+    JobCancelled,
+    JobExpired,
+    QueueFull,
+    drop_tracebacks,
+)
+
+#: By the status that HTTP has for an error; others below 500 are INVALID_ARGUMENT.
+_CODES: Final = {
+    401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
+    404: grpc.StatusCode.NOT_FOUND, 409: grpc.StatusCode.ABORTED,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    501: grpc.StatusCode.UNIMPLEMENTED, 502: grpc.StatusCode.UNAVAILABLE,
+    503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
+    507: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}  # fmt: skip
+#: The text of a status is in the trailers, which clients limit to 8 KiB; a letter may take 12.
+_TEXT_MAX: Final = 600
+#: A stream is read no further while it has this many messages in progress.
+IN_FLIGHT_MAX: Final = 256
+
+#: Answers a call: its request, its message or the iterator of its messages, and grpcio's context.
+Answer = Callable[[Services, Request, Any, Any], Awaitable[Any]]
+
+
+class Method(NamedTuple):
+    """A method of a service, and what it requires of its caller."""
+
+    answer: Answer
+    needs: Needs
+
+
+def code_of(error: HeadraceError) -> Any:
+    """Return the status code of an error."""
+    if isinstance(error, (QueueFull, JobExpired)):
+        return grpc.StatusCode.UNAVAILABLE
+    if isinstance(error, JobCancelled):
+        return grpc.StatusCode.CANCELLED
+    other = grpc.StatusCode.INVALID_ARGUMENT if error.status < 500 else grpc.StatusCode.INTERNAL
+    return _CODES.get(error.status, other)
+
+
+def text_of(error: HeadraceError) -> str:
+    """Return the text of an error for a client."""
+    return error.message_with_hint[:_TEXT_MAX]
+
+
+def request_of(path: str, context: Any) -> Request:
+    """Return a call as a request of HTTP: its metadata are the headers."""
+    headers = [
+        (name.encode(), value if isinstance(value, bytes) else value.encode())
+        for name, value in context.invocation_metadata() or ()
+    ]
+    scope = {"method": "POST", "path": path, "query_string": b"", "headers": headers}
+    return Request(scope, _never)
+
+
+async def _never() -> Message:
+    """Receive nothing: grpcio cancels the task of a call whose client goes."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def handler(
+    services: Services, path: str, method: Method, message: Any, *, stream: bool
+) -> Callable[..., Any]:
+    """Return how grpcio calls a method: with a message as bytes, or with an iterator of them."""
+
+    async def answer(raw: Any, context: Any) -> Any:
+        request, failure = request_of(path, context), None
+        try:
+            await admit(services, request, method.needs)
+            given: Any = (
+                (decoded(message, one) async for one in raw) if stream else decoded(message, raw)
+            )
+            reply = await method.answer(services, request, given, context)
+        except grpc.aio.AbortError:
+            raise  # it has its status
+        except HeadraceError as error:
+            drop_tracebacks(error)
+            failure = error
+        except Exception as error:  # noqa: BLE001 - logged; the client receives its id
+            failure, _ = internal_error(error, path)
+        if failure is None:
+            services.counters.answered(path, "POST", 200)
+            return reply
+        services.counters.answered(path, "POST", failure.status)
+        trailers = tuple((name.decode(), value.decode()) for name, value in error_headers(failure))
+        return await context.abort(code_of(failure), text_of(failure), trailers)
+
+    return answer
+
+
+async def answer_each(
+    messages: AsyncIterator[Any], answer: Callable[[Any], Coroutine[Any, Any, None]]
+) -> None:
+    """Answer the messages of a stream, each in a task, until all are answered.
+
+    Their tasks begin in the order of the messages. The first error of one ends all, and is raised.
+    """
+    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+
+    async def one(message: Any) -> None:
+        try:
+            await answer(message)
+        finally:
+            room.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            await room.acquire()
+            async for message in messages:
+                group.create_task(one(message))
+                await room.acquire()
+    except ExceptionGroup as errors:
+        error: Exception = errors
+        while isinstance(error, ExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+
+
+def decoded(message: Any, raw: bytes) -> Any:
+    """Return a message; raise InvalidRequest if the bytes are none."""
+    try:
+        return message.FromString(raw)
+    except DecodeError as error:
+        raise InvalidRequest(f"the message is no {message.DESCRIPTOR.name}: {error}") from None

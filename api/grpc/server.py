@@ -1,0 +1,182 @@
+"""A gRPC server within an API process: its port, its services, health, reflection and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from typing_extensions import override
+
+from api.grpc.calls import Method, handler
+from api.grpc.protos import Protos
+from api.services import Part, Services
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which a stop waits for calls in progress, as that of HTTP does.
+GRACE_S: Final = 4
+#: The methods of one service, by name.
+Methods = Mapping[str, Method]
+
+
+class Place(NamedTuple):
+    """Where a server listens.
+
+    Attributes:
+        setting: that of the port, for messages.
+        tls: it has the certificate of the settings.
+    """
+
+    host: str
+    port: int
+    setting: str
+    tls: bool
+
+    @override
+    def __str__(self) -> str:
+        host = f"[{self.host.strip('[]')}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class GrpcServer:
+    """Serves some services on one port.
+
+    Args:
+        protos: the messages of the services.
+        methods: what the services have, by the full name of each. A method that is not there
+            answers UNIMPLEMENTED.
+    """
+
+    def __init__(
+        self, services: Services, place: Place, protos: Protos, methods: Mapping[str, Methods]
+    ) -> None:
+        self._services, self._place = services, place
+        self._protos, self._methods = protos, methods
+        self._server: Any = None
+        self._health: Any = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def part(self) -> Part:
+        """It as what lives as long as the process does."""
+        return Part(self.stop, self.start, self.dismiss)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the port cannot be used.
+        """
+        settings = self._services.settings
+        # grpcio's asyncio has to be created within the loop.
+        self._server = server = grpc.aio.server(options=_options(settings))
+        for name, methods in self._methods.items():
+            server.add_generic_rpc_handlers((self._handlers(name, methods),))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for name in self._methods:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        names = (*self._methods, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server, self._protos.pool)
+        address = str(self._place)
+        try:
+            if settings.tls_cert_file is None or not self._place.tls:
+                server.add_insecure_port(address)
+            else:
+                certificates = _Certificates(settings.tls_cert_file, settings.tls_key_file)
+                server.add_secure_port(address, certificates.credentials())
+        except RuntimeError:
+            await server.stop(None)
+            self._server = None
+            raise ConfigError(
+                f"{self._place.setting}: {address} cannot be used",
+                hint="Another program may have the port. Choose another one.",
+            ) from None
+        await server.start()
+        logger.info("gRPC listening on %s", address)
+
+    def dismiss(self) -> None:
+        """Take no more calls, and end once those in progress have."""
+        if self._ending is None and self._server is not None:
+            self._ending = asyncio.create_task(self._end())
+
+    async def stop(self) -> None:
+        """End all calls."""
+        self.dismiss()
+        if self._ending is not None:
+            await self._ending
+
+    async def _end(self) -> None:
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(GRACE_S)
+
+    def _handlers(self, name: str, methods: Methods) -> Any:
+        """Return the handlers of a service, as a generated module would register them."""
+        found = {}
+        for one in self._protos.service(name).methods:
+            if one.name not in methods:
+                continue
+            message = self._protos.message(one.input_type.full_name)
+            many = ("unary", "stream")
+            name_of = f"{many[one.client_streaming]}_{many[one.server_streaming]}"
+            kind = getattr(grpc, f"{name_of}_rpc_method_handler")
+            answer = handler(
+                self._services, f"/{name}/{one.name}", methods[one.name], message,
+                stream=one.client_streaming,
+            )  # fmt: skip
+            # Requests come as bytes, so that `calls` refuses those that are no message.
+            found[one.name] = kind(answer, None, _serialize)
+        return grpc.method_handlers_generic_handler(name, found)
+
+
+def _serialize(message: Any) -> bytes:
+    data: bytes = message.SerializeToString()
+    return data
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.body_limit_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", settings.header_limit_bytes),
+        # Processes share the port only if there are several: a second deployment must not.
+        ("grpc.so_reuseport", int(settings.api_processes > 1)),
+    ]
+
+
+class _Certificates:
+    """The certificate and its key, read again at a handshake after they have changed."""
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        self._files = (certificate, key or certificate)
+        self._known = self._stamps()
+
+    def credentials(self) -> Any:
+        return grpc.dynamic_ssl_server_credentials(self._read(), self._changed, False)
+
+    def _read(self) -> Any:
+        certificate, key = (file.read_bytes() for file in self._files)
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def _stamps(self) -> list[tuple[int, int]]:
+        return [(one.st_mtime_ns, one.st_ino) for one in (file.stat() for file in self._files)]
+
+    def _changed(self) -> Any:
+        """Return the new certificate; None if it is the known one, or cannot be read."""
+        try:
+            stamps = self._stamps()
+            if stamps == self._known:
+                return None
+            read = self._read()
+        except OSError:
+            return None
+        self._known = stamps
+        return read

@@ -1,0 +1,107 @@
+"""The messages of infer as requests of v2, and outputs as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from api.grpc.protos import Protos
+from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
+from extensions.inference_protocols.tensors.envelope import RequestedOutput, Tensor
+from extensions.inference_protocols.tensors.requests import InferRequest, Unsupported, Value
+from headrace.errors import InvalidRequest
+
+PROTOS: Final = Protos(Path(__file__).parent / "protos" / "inference.binpb")
+PACKAGE: Final = "inference"
+InferResponse: Final = PROTOS.message(f"{PACKAGE}.ModelInferResponse")
+StreamResponse: Final = PROTOS.message(f"{PACKAGE}.ModelStreamInferResponse")
+
+#: Where `contents` has the values of a datatype. FP16 and BF16 are raw only.
+_FIELDS: Final = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents",
+    "INT32": "int_contents", "INT64": "int64_contents", "UINT8": "uint_contents",
+    "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
+    "FP32": "fp32_contents", "FP64": "fp64_contents", BYTES: "bytes_contents",
+}  # fmt: skip
+_CLASSES: Final = "classification"
+_SHARED: Final = "shared_memory_region"
+NO_SHARED_MEMORY: Final = (
+    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
+)
+
+
+def parameters_of(message: Any) -> dict[str, Value]:
+    """Return the parameters of a message; one without a value is left out."""
+    if not message.parameters:
+        return {}
+    found = {}
+    for name, parameter in message.parameters.items():
+        kind = parameter.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(parameter, kind)
+    return found
+
+
+def read_request(message: Any) -> InferRequest:
+    """Return a message as a request.
+
+    Raises:
+        InvalidRequest: it cannot be read.
+    """
+    raw, inputs = message.raw_input_contents, []
+    if raw and len(raw) != len(message.inputs):
+        raise InvalidRequest(
+            f"raw_input_contents has {len(raw)} values for the {len(message.inputs)} inputs of "
+            f"model '{message.model_name[:256]}'. Send one for each, or none"
+        )
+    for place, one in enumerate(message.inputs):
+        if _SHARED in one.parameters:
+            raise Unsupported(NO_SHARED_MEMORY)
+        data = _raw(one, raw[place] if raw else None, message.model_name[:256])
+        inputs.append(Tensor(one.name, one.datatype, list(one.shape), data))
+    wanted = [_wanted(one) for one in message.outputs]
+    return InferRequest(inputs, wanted, message.id, parameters_of(message))
+
+
+def _raw(one: Any, raw: bytes | None, model: str) -> Raw:
+    where = f"input '{one.name}' for model '{model}'"
+    if not one.HasField("contents"):
+        if raw is None and 0 not in one.shape:
+            raise InvalidRequest(f"unable to find data for {where} in request")
+        return raw or b""
+    if raw is not None:
+        raise InvalidRequest(
+            f"contents field must not be specified when using raw_input_contents for {where}"
+        )
+    field = _FIELDS.get(one.datatype)
+    if field is None:
+        if one.datatype in SIZES:
+            raise InvalidRequest(f"{one.datatype} has no contents. Send {where} as raw contents")
+        return b""  # refused by the check of the request
+    others = [kind.name for kind, _ in one.contents.ListFields() if kind.name != field]
+    if others:
+        raise InvalidRequest(f"unexpected {others[0]} for {where}, which is {one.datatype}")
+    values = list(getattr(one.contents, field))
+    return joined(values) if one.datatype == BYTES else raw_of(one.datatype, values)
+
+
+def _wanted(one: Any) -> RequestedOutput:
+    parameters = parameters_of(one)
+    if _SHARED in parameters:
+        raise Unsupported(NO_SHARED_MEMORY)
+    classes = parameters.get(_CLASSES, 0)
+    if type(classes) is not int or classes < 0:
+        raise InvalidRequest(f"parameter '{_CLASSES}' of output '{one.name}' is no number")
+    return RequestedOutput(one.name, True, classes)
+
+
+def write_response(
+    request: InferRequest, model: str, version: str, tensors: Sequence[Tensor]
+) -> Any:
+    """Return outputs as a message; its values are raw."""
+    response = InferResponse(model_name=model, model_version=version, id=request.id)
+    for one in tensors:
+        response.outputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
+        response.raw_output_contents.append(bytes(one.data))
+    return response

@@ -1,0 +1,186 @@
+"""The methods of the service, but for the stream; each is a thin form of what HTTP has too."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from google.protobuf import json_format
+
+from api.auth.authenticator import Open
+from api.grpc.calls import Answer, Method
+from api.grpc.server import GrpcServer, Place
+from api.http.messages import Request
+from api.services import Part, Services
+from api.submission.job_request import idempotency_key, request_trace
+from extensions.inference_protocols.grpc.messages import (
+    NO_SHARED_MEMORY,
+    PACKAGE,
+    PROTOS,
+    read_request,
+    write_response,
+)
+from extensions.inference_protocols.grpc.stream import JOB, stream_infer
+from extensions.inference_protocols.jobs.inference import Call, job_request, outputs_of, run
+from extensions.inference_protocols.models import repository
+from extensions.inference_protocols.models.descriptions import (
+    config_of,
+    metadata_of,
+    server_metadata,
+)
+from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
+from extensions.inference_protocols.models.statistics import statistics_of
+from extensions.inference_protocols.tensors.requests import Unsupported
+from headrace.access.api_key import Scope
+from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
+
+SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
+
+
+def _reply(name: str, document: dict[str, Any] | None = None) -> Any:
+    """Return a response by the name of its method; the documents have the names of its fields."""
+    response = PROTOS.message(f"{PACKAGE}.{name}Response")()
+    return json_format.ParseDict(document or {}, response, descriptor_pool=PROTOS.pool)
+
+
+async def _live(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+    return _reply("ServerLive", {"live": True})
+
+
+async def _ready(services: Services, _: Request, _message: Any, _context: Any) -> Any:
+    try:
+        ready = await all_ready(services)
+    except BrokerError:
+        ready = False
+    return _reply("ServerReady", {"ready": ready})
+
+
+async def _model_ready(services: Services, _: Request, message: Any, _context: Any) -> Any:
+    try:
+        model = await model_for(services, message.name, message.version)
+    except ModelNotFound:
+        return _reply("ModelReady", {"ready": False})
+    statuses = await services.model_statuses.statuses()
+    return _reply("ModelReady", {"ready": is_ready(statuses.get(model.name), model)})
+
+
+async def _server_metadata(services: Services, _: Request, _message: Any, _context: Any) -> Any:
+    return _reply("ServerMetadata", server_metadata(services))
+
+
+async def _metadata(services: Services, _: Request, message: Any, _context: Any) -> Any:
+    model = await model_for(services, message.name, message.version)
+    await services.model_statuses.refresh()
+    return _reply("ModelMetadata", metadata_of(services, model))
+
+
+async def _config(services: Services, _: Request, message: Any, _context: Any) -> Any:
+    model = await model_for(services, message.name, message.version)
+    return _reply("ModelConfig", {"config": config_of(model)})
+
+
+async def _statistics(services: Services, _: Request, message: Any, _context: Any) -> Any:
+    models = services.catalog.served
+    if message.name:
+        try:
+            models = [await model_for(services, message.name, message.version)]
+        except ModelNotFound:
+            text = f"requested model '{message.name[:256]}' is not available"
+            raise InvalidRequest(text) from None
+    return _reply("ModelStatistics", await statistics_of(services, models))
+
+
+async def _index(services: Services, _: Request, message: Any, _context: Any) -> Any:
+    models = await repository.index_of(services, ready=message.ready)
+    return _reply("RepositoryIndex", {"models": models})
+
+
+async def _load(services: Services, request: Request, message: Any, _context: Any) -> Any:
+    name = _named(message)
+    if message.parameters:
+        raise Unsupported(
+            "a load takes no parameters: register a version at /api/v1/models/{model}/versions"
+        )
+    await repository.load(services, request.caller, name)
+    return _reply("RepositoryModelLoad", {"model_name": name, "isLoaded": True})
+
+
+async def _unload(services: Services, request: Request, message: Any, _context: Any) -> Any:
+    name = _named(message)
+    await repository.unload(services, request.caller, name)
+    return _reply("RepositoryModelUnload", {"model_name": name, "isUnloaded": True})
+
+
+def _named(message: Any) -> str:
+    """Return the model to load: in field 2 with Triton's clients, in field 1 with KServe's."""
+    return str(message.model_name or message.repository_name)
+
+
+async def _infer(services: Services, request: Request, message: Any, context: Any) -> Any:
+    model = await model_for(services, message.model_name, message.model_version)
+    call = Call(
+        request.caller, request.header, idempotency_key(request), trace=request_trace(request)
+    )
+    try:
+        asked = read_request(message)
+        validated = job_request(services, call, model, asked)
+    except HeadraceError as error:
+        services.counters.refused(model.name, error.code)
+        raise
+    await context.send_initial_metadata(((JOB, validated.identity.job_id),))
+    job = await run(services, call, validated)
+    return write_response(asked, job.model, job.version, await outputs_of(services, job))
+
+
+def _same(name: str) -> Answer:
+    """Return a method whose response is empty."""
+
+    async def answer(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+        return _reply(name)
+
+    return answer
+
+
+def _refused(text: str) -> Answer:
+    """Return a method that is not supported."""
+
+    async def answer(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+        raise Unsupported(text)
+
+    return answer
+
+
+def _shared_memory(kind: str) -> dict[str, Method]:
+    """Return the methods of a kind of shared memory: no region is ever known."""
+    name = f"{kind}SharedMemory"
+    return {
+        f"{name}Status": Method(_same(f"{name}Status"), Scope.READ),
+        f"{name}Register": Method(_refused(NO_SHARED_MEMORY), Scope.MANAGE),
+        f"{name}Unregister": Method(_same(f"{name}Unregister"), Scope.MANAGE),
+    }
+
+
+_NO_SETTINGS: Final = _refused("traces and logs are set by the settings of the server")
+METHODS: Final = {
+    "ServerLive": Method(_live, Open.ALWAYS),
+    "ServerReady": Method(_ready, Open.ALWAYS),
+    "ServerMetadata": Method(_server_metadata, Open.ALWAYS),
+    "ModelReady": Method(_model_ready, Scope.READ),
+    "ModelMetadata": Method(_metadata, Scope.READ),
+    "ModelConfig": Method(_config, Scope.READ),
+    "ModelStatistics": Method(_statistics, Scope.READ),
+    "ModelInfer": Method(_infer, Scope.SUBMIT),
+    "ModelStreamInfer": Method(stream_infer, Scope.SUBMIT),
+    "RepositoryIndex": Method(_index, Scope.READ),
+    "RepositoryModelLoad": Method(_load, Scope.MANAGE),
+    "RepositoryModelUnload": Method(_unload, Scope.MANAGE),
+    **_shared_memory("System"),
+    **_shared_memory("Cuda"),
+    "TraceSetting": Method(_NO_SETTINGS, Scope.MANAGE),
+    "LogSettings": Method(_NO_SETTINGS, Scope.MANAGE),
+}
+
+
+def part(services: Services, port: int, setting: str) -> Part:
+    """Return the server on a port, as a part of the process."""
+    place = Place(services.settings.host, port, setting, tls=True)
+    return GrpcServer(services, place, PROTOS, {SERVICE: METHODS}).part

@@ -46,13 +46,13 @@ def _models(folder: Path) -> dict[str, Any]:
         "half": {
             "handler": f"{HANDLERS}:HalfPlusTwo",
             "max_batch_size": 8,
-            "inputs": _tensors("FP32", [-1], "x"),
-            "outputs": _tensors("FP32", [-1], "y"),
+            "inputs": tensors("FP32", [-1], "x"),
+            "outputs": tensors("FP32", [-1], "y"),
         },
         "scores": {
             "handler": f"{HANDLERS}:Scores",
-            "inputs": _tensors("FP32", [-1], "p"),
-            "outputs": _tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
+            "inputs": tensors("FP32", [-1], "p"),
+            "outputs": tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
         },
         "mixed": {
             "handler": f"{HANDLERS}:Mixed",

@@ -124,9 +124,7 @@ def langchain(url: str) -> list[Callable[[], Any]]:
     from langchain_openai import ChatOpenAI
 
     def calls(responses: bool) -> list[Callable[[], None]]:
-        model = ChatOpenAI(
-            model=MODEL, base_url=url, api_key="none", use_responses_api=responses
-        )
+        model = ChatOpenAI(model=MODEL, base_url=url, api_key="none", use_responses_api=responses)
 
         def plain() -> None:
             assert model.invoke(TEXT).content

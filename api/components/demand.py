@@ -40,6 +40,13 @@ def _sum(histogram: bytes | None) -> float:
         return 0.0
 
 
+def demand_seconds(jobs: int, each_s: float | None) -> float | None:
+    """Return how long one replica would run for these jobs; None if no batch has run."""
+    if jobs == 0:
+        return 0.0
+    return None if each_s is None else round(jobs * each_s, 3)
+
+
 async def read_demand(queue: JobQueue, model: str, ready_replicas: int) -> Demand:
     """Read the demand for a registered model.
 
@@ -60,7 +67,7 @@ async def read_demand(queue: JobQueue, model: str, ready_replicas: int) -> Deman
         queued=queued,
         due=depth.due,
         in_flight=depth.in_flight,
-        seconds=None if each_s is None else round(demand * each_s, 3),
+        seconds=demand_seconds(demand, each_s),
         oldest_age_s=depth.oldest_age_s,
         ready_replicas=ready_replicas,
         paused=paused,

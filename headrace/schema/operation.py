@@ -80,7 +80,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         Amount | None,
         Meta(
             description="How long one replica would run for `demand`, by all batches so far; null: "
-            "none has run, or the model generates."
+            "jobs wait, and none has run, or the model generates."
         ),
     ]
     oldest_age_s: Annotated[

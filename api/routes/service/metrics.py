@@ -121,12 +121,13 @@ def _demand(scraped: ScrapeResult, names: Names) -> Iterator[MetricSamples]:
         )
     ]
     columns = [scraped.counted.column(field) for field in demand.FIELDS]
-    each_s = [demand.seconds_per_job(*row) for row in zip(*columns, strict=True)]
+    seconds = [
+        demand.demand_seconds(count, demand.seconds_per_job(*row))
+        for count, row in zip(jobs, zip(*columns, strict=True), strict=True)
+    ]
+    known = [(name, value) for name, value in zip(names, seconds, strict=True) if value is not None]
     yield MetricSamples(f.DEMAND, names, jobs)
-    known = [n for n, seconds in enumerate(each_s) if seconds is not None]
-    yield MetricSamples(
-        f.DEMAND_S, [names[n] for n in known], [jobs[n] * (each_s[n] or 0.0) for n in known]
-    )
+    yield MetricSamples(f.DEMAND_S, [name for name, _ in known], [value for _, value in known])
 
 
 def _counted(totals: Totals, names: Names) -> Iterator[MetricSamples]:

@@ -75,15 +75,16 @@ def test_the_demand_for_a_model(api: ApiServer, redis_db: RedisServer) -> None:
 
     wait_until(lambda: not demand()["ready_replicas"], "workers of other tests are gone")
     assert demand() == {
-        "model": "echo", "demand": 0, "queued": 0, "due": 0, "in_flight": 0, "seconds": None,
+        "model": "echo", "demand": 0, "queued": 0, "due": 0, "in_flight": 0, "seconds": 0.0,
         "oldest_age_s": None, "ready_replicas": 0, "paused": False,
     }  # fmt: skip
-    assert samples() == {"headrace_demand_jobs": 0}
+    assert samples() == {"headrace_demand_jobs": 0, "headrace_demand_seconds": 0}
     ids = [
         api.http.post(f"/api/v1/models/echo/jobs?{query}", json=1).json()["id"]
         for query in ("priority=0", "priority=9", "countdown=50", "countdown=0.1")
     ]
     wait_until(lambda: demand()["due"] == 1, "a delayed job is due, and no worker moves it")
+    assert demand()["seconds"] is None, "no batch has run"
     with redis_db.client() as client:
         held = claim(client, "echo", 1)
         publish_state(client, "w1", "echo", "ready")

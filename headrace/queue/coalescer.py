@@ -69,6 +69,8 @@ class Coalescer(Generic[RequestT, ReplyT]):
         try:
             while self._pending:
                 taken = self._take()
+                if not taken:
+                    break
                 try:
                     replies = await self._call([request for request, _ in taken])
                 except Exception as error:  # noqa: BLE001 - raised again for each request
@@ -90,6 +92,9 @@ class Coalescer(Generic[RequestT, ReplyT]):
         taken: list[tuple[RequestT, asyncio.Future[ReplyT]]] = []
         size = 0
         while self._pending and len(taken) < self._max_items:
+            if self._pending[0][1].cancelled():  # so nothing is sent for a caller that has gone
+                self._pending.popleft()
+                continue
             if self._size_bytes is not None:
                 size += self._size_bytes(self._pending[0][0])
                 if taken and size > self._max_bytes:

@@ -75,6 +75,7 @@ def environment(settings: Settings, redis_url: str, environ: Mapping[str, str]) 
         "HEADRACE_STATE_DIR": str(settings.state_dir.absolute()),
         "HEADRACE_HOST": settings.host,
         "HEADRACE_PORT": str(settings.port),
+        "HEADRACE_API_PROCESSES": str(settings.api_processes),
         "HEADRACE_WORKER_LABELS": ",".join(settings.worker_labels),
         # Components write to a pipe; only this process knows whether there is a terminal.
         "HEADRACE_LOG_FORMAT": log_format(settings),

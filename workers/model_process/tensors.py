@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,10 @@ import msgspec
 
 from handlers.extension import TensorPart, tensor_parts
 from headrace.config.inputs.tensors import TENSORS_TYPE, DeclaredTensor
-from headrace.errors import ConfigError, JobError
+from headrace.errors import ConfigError, HandlerError, InvalidRequest, JobError
 from headrace.jobs.values.media_types import is_json
+
+logger = logging.getLogger("headrace.model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,13 @@ class ModelTensors:
         kind = content_type.partition(";")[0].strip().lower()
         if kind != TENSORS_TYPE and not is_json(kind):
             return value
-        return self.part.read(value, content_type, self.inputs)
+        try:
+            return self.part.read(value, content_type, self.inputs)
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            logger.warning("an input cannot be read as tensors", exc_info=True)
+            raise InvalidRequest(f"the tensors cannot be read: {error}") from error
 
     def written(self, result: Any, given: Any) -> Any:
         """Return a result in the form of its input, or the error in its place."""
@@ -41,6 +50,9 @@ class ModelTensors:
             return self.part.write(result, given, self.outputs)
         except JobError as error:
             return error
+        except Exception as error:  # whatever a handler returns ends its own job alone
+            logger.warning("a result cannot be written as tensors", exc_info=True)
+            return HandlerError(f"the result is no tensors: {type(error).__name__}: {error}")
 
 
 def tensors_of(frame: Mapping[str, Any] | None) -> ModelTensors | None:

@@ -17,13 +17,14 @@ from extensions.inference_protocols.tensors.datatypes import (
     joined,
     size_of,
 )
+from extensions.inference_protocols.tensors.declarations import fits
 from extensions.inference_protocols.tensors.envelope import (
     RequestedOutput,
     Tensor,
     read_inputs,
     write_outputs,
 )
-from headrace.config.inputs.tensors import DeclaredTensor
+from headrace.config.inputs.tensors import DeclaredTensor, has_rows, rows_of
 from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Response
 
@@ -64,11 +65,15 @@ def read_input(value: Any, content_type: str, declared: Sequence[DeclaredTensor]
     if not isinstance(value, bytes):
         return _of_lists(value, declared) if isinstance(value, dict) else value
     tensors, wanted = read_inputs(value, content_type)
-    known = {tensor.name: tensor.datatype for tensor in declared}
+    known = {tensor.name: tensor for tensor in declared}
+    rows = rows_of(content_type) if has_rows(declared) else None
     for one in tensors:
         # A client of the native API may have written the envelope.
-        if known.get(one.name) != one.datatype:
-            raise InvalidRequest(f"the model has no input {one.name!r} of {one.datatype}")
+        found = known.get(one.name)
+        if found is None or found.datatype != one.datatype:
+            raise InvalidRequest(f"the model has no input {one.name[:64]!r} of {one.datatype[:8]}")
+        if not fits(one.shape, found.shape) or (rows is not None and one.shape[0] != rows):
+            raise InvalidRequest(f"the input {one.name!r} has another shape, or other rows")
     return TensorInput({one.name: array_of(one) for one in tensors}, wanted)
 
 
@@ -109,10 +114,18 @@ def _converted(value: Any, datatype: str) -> Array:
     if datatype != BYTES:
         return np.array(value, _dtype_of(datatype))
     array = np.array(value, object)
-    encoded = [one.encode() if isinstance(one, str) else bytes(one) for one in array.flat]
+    encoded = list(map(_encoded, array.flat))
     flat = np.empty(len(encoded), object)
     flat[:] = encoded
     return flat.reshape(array.shape)
+
+
+def _encoded(value: Any) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        raise TypeError(f"{type(value).__name__} is neither text nor bytes")
+    return bytes(value)
 
 
 def _dtype_of(datatype: str) -> Any:

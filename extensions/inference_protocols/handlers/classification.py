@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from headrace.errors import HandlerError
+
+
+def _in_rows(scores: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # Not -1, which numpy refuses where there are no rows.
+    return scores.reshape(len(scores), math.prod(scores.shape[1:]))
 
 
 def classified(
@@ -22,7 +28,7 @@ def classified(
     """
     if scores.dtype.kind not in "iuf" and scores.dtype.name != "bfloat16":
         raise HandlerError(f"the output {name} has no scores, so it has no best classes")
-    rows = scores.reshape(1, -1) if scores.ndim < 2 else scores.reshape(len(scores), -1)
+    rows = scores.reshape(1, -1) if scores.ndim < 2 else _in_rows(scores)
     count = min(count, rows.shape[1])
     # A stable order: of equal scores the first class comes first.
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]

@@ -55,6 +55,7 @@ _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
 #: The least important priority of a job.
 _PRIORITY_MAX: Final = 9
 _US_PER_S: Final = 1_000_000
+_TIMEOUT_MAX_US: Final = int(MAX_WAIT_FOR_START_S * _US_PER_S)
 
 
 def _no_header(_: bytes) -> bytes:
@@ -145,7 +146,7 @@ def _options(request: InferRequest, ttl_s: int | None) -> JobOptions:
     priority, timeout_us = chosen[_PRIORITY], chosen[_TIMEOUT]
     return JobOptions(
         priority=min(_PRIORITY_MAX, priority - 1) if priority else DEFAULT_OPTIONS.priority,
-        expires=min(timeout_us / _US_PER_S, MAX_WAIT_FOR_START_S) if timeout_us else None,
+        expires=min(timeout_us, _TIMEOUT_MAX_US) / _US_PER_S if timeout_us else None,
         result_ttl=ttl_s,
     )
 

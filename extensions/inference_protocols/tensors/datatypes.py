@@ -31,6 +31,10 @@ _WORDS: Final = {"I": "signed-integer", "U": "unsigned-integer", "F": "double"}
 _LENGTH: Final = struct.Struct("<I")
 #: A tensor has at most so many values and bytes.
 ELEMENTS_MAX: Final = 2**63 - 1
+#: numpy has no more dimensions.
+RANK_MAX: Final = 64
+#: The most characters of a name or an id in an error.
+SHOWN_CHARS: Final = 256
 #: JSON that is nested more deeply is refused.
 DEPTH_MAX: Final = 100
 
@@ -41,8 +45,12 @@ def size_of(name: str, datatype: str, shape: Sequence[int]) -> int:
     """Return how many bytes a tensor has; for BYTES, how many values.
 
     Raises:
-        InvalidRequest: a dimension is negative, or it is too large.
+        InvalidRequest: a dimension is negative, or it has too many of them, or is too large.
     """
+    if len(shape) > RANK_MAX:
+        raise InvalidRequest(
+            f"input '{name[:SHOWN_CHARS]}' has {len(shape)} dimensions, more than {RANK_MAX}"
+        )
     if shape and min(shape) < 0:
         raise no_json("shape", "unsigned-integer")
     count = math.prod(shape)

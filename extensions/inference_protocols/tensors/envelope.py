@@ -109,10 +109,10 @@ def read_inputs(body: bytes, content_type: str) -> tuple[list[Tensor], list[Requ
     header, rest = _read(body, content_type)
     try:
         wanted = [
-            RequestedOutput(one.name, classes=int(one.parameters.get(_CLASSES, 0)))
+            RequestedOutput(one.name, classes=max(0, int(one.parameters.get(_CLASSES, 0))))
             for one in header.outputs
         ]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise _unreadable(str(error)) from None
     return _tensors(header.inputs, rest), wanted
 

@@ -10,6 +10,7 @@ import msgspec
 
 from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
+    SHOWN_CHARS,
     SIZES,
     Raw,
     elements,
@@ -31,6 +32,8 @@ from headrace.errors import InvalidRequest
 Value = bool | int | float | str
 #: The most values of BYTES in one tensor: each is looked at.
 BYTES_VALUES_MAX: Final = 1_000_000
+#: The most names in an error.
+_LISTED_MAX: Final = 32
 _ROWS_NOTE: Final = (
     "NOTE: Setting a non-zero max_batch_size in the model config requires a batch dimension to be "
     "prepended to each input shape. If you want to specify the full shape including the batch dim "
@@ -64,7 +67,7 @@ class InferRequest(msgspec.Struct):
     @property
     def about(self) -> str:
         """The beginning of Triton's messages."""
-        return f"[request id: {self.id or '<id_unknown>'}] "
+        return f"[request id: {self.id[:SHOWN_CHARS] or '<id_unknown>'}] "
 
 
 def check(request: InferRequest, declared: Declaration) -> int:
@@ -120,11 +123,12 @@ def _check_names(
     for what, given in (("input", names), ("output", [one.name for one in request.wanted])):
         if twice := [name for name, count in Counter(given).items() if count > 1]:
             about = request.about if what == "input" else ""
-            raise InvalidRequest(f"{about}{what} '{twice[0]}' already exists in request")
+            name = twice[0][:SHOWN_CHARS]
+            raise InvalidRequest(f"{about}{what} '{name}' already exists in request")
     for name in names:
         if name not in known:
             raise InvalidRequest(
-                f"unexpected inference input '{name}' for model '{declared.model}'"
+                f"unexpected inference input '{name[:SHOWN_CHARS]}' for model '{declared.model}'"
             )
     missing = [one.name for one in known.values() if not one.optional and one.name not in names]
     if missing:
@@ -137,7 +141,8 @@ def _check_names(
     for wanted in request.wanted if outputs else ():
         if wanted.name not in outputs:
             raise InvalidRequest(
-                f"unexpected inference output '{wanted.name}' for model '{declared.model}'"
+                f"unexpected inference output '{wanted.name[:SHOWN_CHARS]}' for model "
+                f"'{declared.model}'"
             )
 
 
@@ -193,4 +198,6 @@ def _one(value: bytes) -> Raw:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"[{','.join(repr(name) for name in names)}]"
+    shown_names = [repr(name[:SHOWN_CHARS]) for name in names[:_LISTED_MAX]]
+    more = ",..." if len(names) > _LISTED_MAX else ""
+    return f"[{','.join(shown_names)}{more}]"

@@ -46,6 +46,8 @@ def test_a_client_can_leave_its_job_behind(api: ApiServer) -> None:
 def test_every_answer_has_the_id_of_its_job(api: ApiServer) -> None:
     answer = api.http.post("/v2/models/echo/infer", json=body())
     assert api.job(answer.headers["headrace-job"])["result"] == 1
+    answered = api.http.post("/v2/models/echo/infer", json=body(timeout=10**400))
+    assert answered.status_code == 200, "it may wait for as long as a job can"
     late = api.http.post("/v2/models/waiting/infer", json=body(timeout=1000))
     assert late.status_code == 503
     assert late.json()["error"].startswith("Request timeout expired")

@@ -25,9 +25,11 @@ from extensions.inference_protocols.tensors.envelope import (
     read_outputs,
     write_inputs,
 )
+from handlers.extension import TensorPart
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Response
+from workers.model_process.tensors import ModelTensors
 
 DTYPES: Final = (
     "bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", ml_dtypes.bfloat16,
@@ -112,6 +114,26 @@ def test_classes_are_in_the_order_of_their_scores() -> None:
     assert elements(found.data) == [b"9:1", b"1:0"]
 
 
+def test_no_rows_have_no_classes() -> None:
+    output = tensor("OUT", "FP32", -1, 4)
+    wanted = [RequestedOutput("OUT", classes=2)]
+    (found,) = sent({"OUT": np.zeros((0, 4), "f4")}, output, wanted=wanted)
+    assert (found.shape, bytes(found.data)) == ([0, 2], b"")
+
+
+def test_numbers_are_no_bytes() -> None:
+    with pytest.raises(HandlerError, match="int is neither text nor bytes"):
+        sent({"OUT": [3, 5]}, tensor("OUT", "BYTES", -1))
+
+
+def test_what_cannot_be_written_fails_its_job_alone() -> None:
+    part = TensorPart(read=read_input, write=write_result)
+    tensors = ModelTensors([], [tensor("OUT", "FP32", -1)], part)
+    result = {"OUT": torch.eye(2).to_sparse()}
+    assert isinstance(tensors.written(result, TensorInput({}, ())), HandlerError)
+    assert isinstance(tensors.written([1.0], TensorInput({}, ())), Response)
+
+
 def test_lists_in_json_are_arrays_too() -> None:
     declared = [tensor("N", "FP16", -1), tensor("T", "BYTES", -1)]
     value = read_input({"N": [1, 2], "T": ["a"]}, "application/json", declared)
@@ -124,5 +146,9 @@ def test_an_envelope_of_a_client_is_checked_again() -> None:
     for declared in ([tensor("IN", "FP32", 3)], [tensor("IN", "INT32", 3)], []):
         with pytest.raises(InvalidRequest):
             read_input(body, kind, declared)
+    whole, whole_kind = write_inputs([Tensor("IN", "FP32", [3], bytes(12))])
+    for declared, rows in (([tensor("IN", "FP32", 2)], 1), ([tensor("IN", "FP32", -1)], 9)):
+        with pytest.raises(InvalidRequest, match="another shape, or other rows"):
+            read_input(whole, whole_kind.replace("rows=1", f"rows={rows}"), declared)
     with pytest.raises(InvalidRequest):
         read_input(body, kind.replace("header=", "header=9"), [tensor("IN", "FP32", 3)])

@@ -6,6 +6,7 @@ import contextlib
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,8 @@ from extensions.inference_protocols.handlers.arrays import read_input
 from extensions.inference_protocols.http.bodies import read_request
 from extensions.inference_protocols.tensors.datatypes import SIZES
 from extensions.inference_protocols.tensors.declarations import Declaration
-from extensions.inference_protocols.tensors.requests import check, envelope_of
+from extensions.inference_protocols.tensors.envelope import Tensor
+from extensions.inference_protocols.tensors.requests import InferRequest, check, envelope_of
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import InvalidRequest
 
@@ -49,6 +51,17 @@ def declared(first: Any) -> Declaration:
         DeclaredTensor(name="B", datatype="BYTES", shape=[-1], optional=True),
     ]
     return Declaration("m", inputs, [], rows_max=8, native=False)
+
+
+def test_a_long_shape_and_long_names_are_refused_in_a_few_words() -> None:
+    model = declared("FP32")
+    for tensor in (
+        Tensor("A", "FP32", [2**62] * 100_000, b""),
+        Tensor("A" * 1_000_000, "FP32", [1], bytes(4)),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            check(InferRequest([tensor], id="i" * 1_000_000), model)
+        assert len(refused.value.message) < 5000
 
 
 @given(REQUESTS, st.binary(max_size=40), st.sampled_from(list(SIZES)), st.integers(-2, 2))

@@ -92,6 +92,27 @@ def test_whoever_gave_up_hinders_nobody() -> None:
     run(work)
 
 
+def test_nothing_is_sent_for_a_caller_that_has_gone_before() -> None:
+    async def work() -> None:
+        calls = Calls()
+        coalescer = Coalescer[int, int](calls, max_items=9)
+        calls.gate.clear()
+        first = asyncio.create_task(coalescer.add(1))
+        await calls.called.wait()
+        gone, stays = (asyncio.create_task(coalescer.add(n)) for n in (2, 3))
+        await asyncio.sleep(0)
+        gone.cancel()
+        calls.gate.set()
+        assert list(await asyncio.gather(first, stays)) == [2, 6]
+        last = asyncio.create_task(coalescer.add(4))
+        await asyncio.sleep(0)
+        last.cancel()
+        assert await coalescer.add(5) == 10
+        assert calls.seen == [[1], [3], [5]]
+
+    run(work)
+
+
 def test_a_close_leaves_nobody_waiting() -> None:
     async def work() -> None:
         calls = Calls()

@@ -36,7 +36,9 @@ STOP_TOKENS_MAX: Final = 128
 
 _Token = Annotated[int, Meta(ge=0)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Repetition = Annotated[float, Meta(gt=0)]
+#: Beyond these the logits would be infinite, and excluded tokens could win.
+Repetition = Annotated[float, Meta(ge=0.01, le=100)]
+TopK = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
 StopTokens = Annotated[list[_Token], Meta(max_length=STOP_TOKENS_MAX)]
 Biases = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=BIASES_MAX)]
@@ -50,7 +52,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     max_tokens: Annotated[int, Meta(ge=0)] | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: TopK | None = None
     min_p: MinP | None = None
     frequency_penalty: Penalty = 0.0
     presence_penalty: Penalty = 0.0
@@ -144,8 +146,10 @@ def plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_part(place: str, part: Any) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = str(part.get("type"))[:64] if isinstance(part, dict) else None
     if kind == "text":
+        if not isinstance(part.get("text"), str):
+            raise InputError(f"{place}.text is no text")
         return
     if kind in _OTHER_PARTS:
         raise InputError(

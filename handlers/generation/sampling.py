@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+#: A lower temperature takes the likeliest token: divided by it, logits become infinite.
+GREEDY_BELOW: Final = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,9 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
         logits: (rows or more, vocabulary), float32; rows without parameters stay as they are.
         rows: for each row its parameters, and how many tokens its answer has already.
     """
-    chosen = [place for place, (sampling, _) in enumerate(rows) if sampling.temperature > 0]
+    chosen = [
+        place for place, (sampling, _) in enumerate(rows) if sampling.temperature > GREEDY_BELOW
+    ]
     if not chosen:
         return logits
     index = torch.tensor(chosen, device=logits.device)

@@ -63,6 +63,13 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return shapes[0]
 
 
+#: Lower than llguidance's own: a mask is computed in a step, for which all answers wait, and the
+#: states of a matcher take memory.
+_LIMITS: Final = {
+    "max_lexer_states": 50_000, "step_lexer_fuel": 100_000, "step_max_items": 20_000,
+}  # fmt: skip
+
+
 class Mask:
     """Which tokens can follow in one answer.
 
@@ -146,7 +153,10 @@ class Shapes:
                 grammar = make.grammar_from_lark(f"start: {choices}")
             else:
                 grammar = make.grammar_from_lark(value)
-            matcher = make(self._compiler, grammar, log_level=0)
+            limits = llguidance.LLParserLimits(**_LIMITS)
+            matcher = make(self._compiler, grammar, log_level=0, limits=limits)
+            # Now, and not in a step of the batch: the first one takes longest, and finds limits.
+            matcher.compute_bitmask()
         except ValueError as error:
             raise InputError(f"structured.{name}: {_first_line(str(error))}") from None
         if matcher.is_error():

@@ -43,7 +43,7 @@ _MISTRAL_ID_CHARS: Final = 9
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A function that the model can call; `parameters` is the JSON schema of its arguments."""
 
-    name: Annotated[str, Meta(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -195,8 +195,12 @@ def read_tools(tools: Any, choice: Any, *, parallel: bool) -> Tools | None:
             raise InputError(
                 f"tools[{place}].function.name is {function.name} again; give each its own name"
             )
-        if function.parameters and function.parameters.get("type", "object") != "object":
-            raise InputError(f"tools[{place}].function.parameters is no schema of an object")
+        schema = function.parameters
+        if schema and schema.get("type", "object" if "properties" in schema else "") != "object":
+            raise InputError(
+                f"tools[{place}].function.parameters is no schema of an object; give "
+                '{"type": "object", "properties": {...}}'
+            )
     if not isinstance(choice, _Named):
         found = Tools(functions, range(len(places)), choice == "required", parallel)
         return None if choice == "none" else found

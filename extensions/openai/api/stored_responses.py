@@ -126,9 +126,18 @@ async def continued(
     whole: list[dict[str, Any]] = []
     if asked.previous_response_id is not None:
         whole += await conversations.of(asked.previous_response_id)
+    most = services.settings.body_limit_bytes
     for place, item in enumerate(items):
         reference = reference_of(item)
-        whole.append(item if reference is None else await conversations.item(place, reference))
+        if reference is not None:
+            item = await conversations.item(place, reference)
+            most -= len(msgspec.json.encode(item))
+            if most < 0:
+                raise BadField(
+                    f"input[{place}]: the items to which the input refers are too long together",
+                    "input", hint="Refer to fewer.",
+                )  # fmt: skip
+        whole.append(item)
     return msgspec.structs.replace(asked, input=whole)
 
 

@@ -13,6 +13,8 @@ import msgspec
 
 #: The most bytes of the kept items of one response, compressed: they are in Redis.
 ITEMS_MAX_BYTES: Final = 64 * 1024
+#: The most before that: who reads them has all of them in memory.
+_WRITTEN_MAX_BYTES: Final = 1024 * 1024
 REFERENCE: Final = "item_reference"
 MESSAGE: Final = "message"
 #: How the ids of responses and of their output messages begin.
@@ -72,7 +74,10 @@ def _shown(name: str, item: dict[str, Any]) -> dict[str, Any]:
 
 def packed(items: Sequence[dict[str, Any]]) -> bytes:
     """Return items as they are kept; b"" if they are too long for that."""
-    compressed = zlib.compress(msgspec.json.encode(items))
+    written = msgspec.json.encode(items)
+    if len(written) > _WRITTEN_MAX_BYTES:
+        return b""
+    compressed = zlib.compress(written)
     return compressed if len(compressed) <= ITEMS_MAX_BYTES else b""
 
 

@@ -13,6 +13,18 @@ STRUCTURED_OUTPUTS: Final = Meta(
 )
 
 
+#: Members of vLLM's `structured_outputs` that change nothing while they are false.
+_OFF: Final = frozenset(
+    {"json_object", "disable_fallback", "disable_any_whitespace", "disable_additional_properties"}
+)
+
+
+def shape_of_outputs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the field `structured` of a job for `structured_outputs`; None for any text."""
+    members = (given or {}).items()
+    return {name: value for name, value in members if value or name not in _OFF} or None
+
+
 def shape_of_format(given: dict[str, Any], param: str, inside: str | None) -> dict[str, Any] | None:
     """Return the field `structured` of a job's input; None for any text.
 

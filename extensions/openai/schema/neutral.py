@@ -171,7 +171,6 @@ FOREIGN: Final[dict[str, Neutral]] = {
     "stop_regex": ([], ""),
     "stream_reasoning": ANY,
     "structural_tag": (),
-    "structured_outputs": ({},),
     "tfs_z": (1,),
     "think": (False,),
     "thinking": ({"type": "disabled"},),

@@ -14,7 +14,7 @@ from msgspec import Meta
 from typing_extensions import override
 
 from extensions.openai.schema.errors import BadField
-from extensions.openai.schema.formats import STRUCTURED_OUTPUTS, shape_of_format
+from extensions.openai.schema.formats import STRUCTURED_OUTPUTS, shape_of_format, shape_of_outputs
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.neutral import (
     FOREIGN,
@@ -25,7 +25,7 @@ from extensions.openai.schema.neutral import (
     without_defaults,
 )
 from extensions.openai.schema.tools import CHOICE, TOOLS, Choice, tool_fields
-from handlers.generation.inputs import Biases, MinP, Penalty, Repetition, StopTokens
+from handlers.generation.inputs import Biases, MinP, Penalty, Repetition, StopTokens, TopK
 from headrace.config.suggestions import did_you_mean, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
@@ -162,7 +162,7 @@ class SampledRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
     logit_bias: Annotated[
         Biases | None, Meta(description="What is added to the logits of tokens, by their numbers.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=0)] | None, _NOT_OPENAI] = None
+    top_k: Annotated[TopK | None, _NOT_OPENAI] = None
     min_p: Annotated[MinP | None, _NOT_OPENAI] = None
     repetition_penalty: Annotated[Repetition | None, _NOT_OPENAI] = None
     min_tokens: Annotated[Counted | None, _NOT_OPENAI] = None
@@ -222,7 +222,7 @@ class GenerationRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True
 
     def shape(self) -> dict[str, Any] | None:
         """Return what an answer must be; None for any text."""
-        return self.structured_outputs
+        return shape_of_outputs(self.structured_outputs)
 
     def more(self) -> dict[str, Any]:
         """Return further members of the inputs of its jobs."""
@@ -308,12 +308,12 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     def shape(self) -> dict[str, Any] | None:
         given = self.response_format
         found = None if given is None else shape_of_format(given, "response_format", "json_schema")
-        if found is not None and self.structured_outputs is not None:
+        if found is not None and super().shape() is not None:
             raise InvalidParameter(
                 "response_format and structured_outputs exclude each other",
                 "structured_outputs", hint="Leave one of them out.",
             )  # fmt: skip
-        return self.structured_outputs if found is None else found
+        return super().shape() if found is None else found
 
     @override
     def check(self) -> None:

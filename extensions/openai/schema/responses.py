@@ -562,7 +562,7 @@ def _joined_text(place: str, content: Any) -> Any:
 
 
 def _text_of(place: str, part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = str(part.get("type")) if isinstance(part, dict) else ""
     text = part.get("text") if kind in _TEXT_TYPES else None
     if isinstance(text, str):
         return text

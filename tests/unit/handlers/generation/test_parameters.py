@@ -109,6 +109,13 @@ def test_min_p_leaves_what_is_nearly_the_likeliest(model: LanguageModel) -> None
     assert written(model, {**hot, "min_p": 1}) == best != written(model, hot)
 
 
+def test_extreme_values_choose_tokens_that_can_follow(model: LanguageModel) -> None:
+    for more in ({"temperature": 1e-300, "top_p": 0.5, "top_k": 2**31 - 1}, {"temperature": 1e-9}):
+        assert written(model, {**GREEDY, **more}) == written(model, GREEDY)
+    long = {**GREEDY, "temperature": 1, "top_p": 0.5, "top_k": 2**31 - 1}
+    assert written(model, {**long, "seed": 1})
+
+
 def test_parameters_change_only_their_own_answer(model: LanguageModel) -> None:
     hot = {"temperature": 1, "seed": 3}
     values = [
@@ -259,7 +266,10 @@ def test_templates_get_their_variables(
     [
         ({"frequency_penalty": 2.1}, "frequency_penalty: Expected `float` <= 2"),
         ({"presence_penalty": -3}, "presence_penalty: Expected `float` >= -2"),
-        ({"repetition_penalty": 0}, "repetition_penalty: Expected `float` > 0"),
+        ({"repetition_penalty": 1e-9}, "repetition_penalty: Expected `float` >= 0.01"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty: Expected `float` <= 100"),
+        ({"top_k": 10**400}, "top_k: "),
+        ({"top_k": 2**31}, "top_k: Expected `int` <= 2147483647"),
         ({"min_p": 1.5}, "min_p: Expected `float` <= 1"),
         ({"min_tokens": 11}, "min_tokens: it is 11, above the 10 tokens"),
         ({"logit_bias": {"1.5": 1}}, "logit_bias: the key '1.5' is no token"),

@@ -63,6 +63,11 @@ def named(name: Any) -> dict[str, Any]:
             [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}],
             None, r"^tools\[0\].function.parameters is no schema of an object",
         ),
+        ([named("a\n")], None, r"^tools\[0\].function.name: Expected `str` matching regex"),
+        (
+            [{"type": "function", "function": {"name": "a", "parameters": {"enum": ["a"]}}}],
+            None, r"^tools\[0\].function.parameters is no schema of an object; give",
+        ),
         ([NOW], named("then"), r"^tool_choice.function.name: there is no tool 'then'"),
         ([NOW], named([1]), r"^tool_choice.function.name: Expected `str`"),
         ([NOW], {"type": "custom"}, r"^tool_choice.type: .*'custom'"),

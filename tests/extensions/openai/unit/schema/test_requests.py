@@ -220,6 +220,7 @@ NEUTRAL: list[tuple[type[OpenAIRequest], dict[str, Any]]] = [
         "skip_special_tokens": True, "max_tokens": -1, "max_completion_tokens": -1, "user": None,
         "chat_template_kwargs": {}, "stop_token_ids": [], "ignore_eos": None, "extra_key": "a",
         "reasoning_effort": "none", "usage": {"include": True}, "thinking": {"type": "disabled"},
+        "structured_outputs": {"json": None, "json_object": False, "disable_fallback": False},
         "tools": [], "tool_choice": "auto", "prediction": {"type": "content", "content": "a"},
     }),
     (CompletionRequest, {

@@ -17,7 +17,7 @@ from msgspec import Meta
 from headrace.errors import InputError
 
 #: How many compiled shapes a process keeps.
-_KEPT: Final = 64
+_KEPT: Final = 32
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
@@ -66,7 +66,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 #: Lower than llguidance's own: a mask is computed in a step, for which all answers wait, and the
 #: states of a matcher take memory.
 _LIMITS: Final = {
-    "max_lexer_states": 50_000, "step_lexer_fuel": 100_000, "step_max_items": 20_000,
+    "initial_lexer_fuel": 100_000, "max_lexer_states": 50_000, "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from api.routes.jobs.submission import AcceptedJob
 from api.services import Services
 from api.submission.job_request import ValidatedRequest, idempotency_key, request_trace
 from api.submission.waiting import ASYNC_APPLIED, prefers_async
+from extensions.inference_protocols.http.errors import error_reply
 from extensions.inference_protocols.http.infer import JOB, accepted, uncoded
 from extensions.inference_protocols.jobs.inference import (
     Call,
@@ -33,7 +34,7 @@ from extensions.inference_protocols.tensors.datatypes import too_deep
 from extensions.inference_protocols.tensors.declarations import INPUT, Declaration, declaration_of
 from extensions.inference_protocols.tensors.requests import InferRequest, Unsupported, of_value
 from headrace.config.model.catalog import ModelConfig
-from headrace.errors import HeadraceError, InvalidRequest, ModelNotFound
+from headrace.errors import HeadraceError, InvalidRequest, MethodNotAllowed, ModelNotFound
 from headrace.jobs.job import Job
 from headrace.jobs.values.media_types import JSON_TYPE, is_json
 from headrace.schema.serialization import job_object
@@ -68,7 +69,10 @@ async def label(_services: Services, _: Request, _model: str, name: str) -> Repl
 
 async def call(services: Services, request: Request, model: str, version: str = "") -> Reply:
     """Run a request; the last segment of its path ends with the verb."""
-    name, _, verb = (version or model).rpartition(":")
+    name, colon, verb = (version or model).rpartition(":")
+    if not colon:
+        wrong = MethodNotAllowed(f"{request.method[:32]} is not allowed here; name a verb")
+        return error_reply(wrong, ((b"allow", b"GET, HEAD"),))
     if verb == "explain":
         raise Unsupported("explain is not supported: a model has no explainer here")
     if verb not in (_PREDICT, _CLASSIFY, _REGRESS):

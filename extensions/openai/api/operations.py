@@ -6,7 +6,7 @@ import time
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from api.auth.authenticator import Open
 from api.extension import model_members
@@ -39,6 +39,9 @@ from headrace.jobs.job import Count
 _STARTED: Final = int(time.time())
 
 
+_OF_OTHERS: Final = Meta(description="For clients of KServe and TensorFlow Serving.")
+
+
 class OpenAIModel(msgspec.Struct, kw_only=True):
     """A model, as OpenAI's API shows it."""
 
@@ -46,6 +49,9 @@ class OpenAIModel(msgspec.Struct, kw_only=True):
     object: Literal["model"] = "model"
     created: Annotated[Count, Meta(description="When this API process started.")]
     owned_by: Literal["headrace"] = "headrace"
+    name: Annotated[str | UnsetType, _OF_OTHERS] = UNSET
+    ready: Annotated[bool | UnsetType, _OF_OTHERS] = UNSET
+    model_version_status: Annotated[list[dict[str, Any]] | UnsetType, _OF_OTHERS] = UNSET
 
 
 class OpenAIModels(msgspec.Struct, kw_only=True):
@@ -53,6 +59,7 @@ class OpenAIModels(msgspec.Struct, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[OpenAIModel]
+    models: Annotated[list[str] | UnsetType, _OF_OTHERS] = UNSET
 
 
 async def list_openai_models(services: Services, request: Request) -> Reply:

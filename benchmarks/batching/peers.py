@@ -242,7 +242,7 @@ def main() -> None:
         description = (
             f"at most {SIZE} in a batch; mosec collects for {MOSEC_WAIT_MS} ms, TorchServe for "
             f"{TORCHSERVE_DELAY_MS} ms, Headrace for {options.delay_ms:g} ms; "
-            f"{options.rounds} rounds of "
+            f"{options.rounds} round{'s' * (options.rounds > 1)} of "
             f"{options.seconds:g} s; load by {generator()}."
         )
         write_tables("policy_peers", description, *tables)

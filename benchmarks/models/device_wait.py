@@ -26,7 +26,7 @@ from benchmarks.common.http_load import WAIT, run_load
 from benchmarks.common.inputs import jpegs
 from benchmarks.common.line_process import LineProcess, line_process
 from benchmarks.common.systems import Headrace
-from benchmarks.common.tables import Table
+from benchmarks.common.tables import Table, write_tables
 from benchmarks.models.device_handler import Device
 from headrace.handler import Context
 from workers.replicas.devices import model_environ, tuned
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2, help="length of each load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--option", action="append", default=[], help="of the models, as KEY=N")
+    parser.add_argument("--write", action="store_true", help="put the table into the document")
     plan = parser.parse_args()
     options = {key: int(value) for key, value in (pair.split("=") for pair in plan.option)}
     models = {
@@ -143,6 +144,9 @@ def main() -> None:
         for hold, batch, clients in product(plan.holds, plan.batches, plan.clients):
             cells = measured(loop, url, hold, batch, clients, plan)
             table.add(f"{hold}, {batch}, {clients}", *cells)
+    if plan.write:
+        description = f"loads of {plan.seconds:g} s; rounds: {plan.rounds}."
+        write_tables("device_wait", description, table)
 
 
 if __name__ == "__main__":

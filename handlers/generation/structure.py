@@ -31,7 +31,7 @@ _REASON_CHARS: Final = 500
 #: Where llguidance has found a mistake in a grammar, and which.
 _PLACE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)")
 #: What its errors have in common for a shape that is right and beyond a limit.
-_BEYOND: Final = re.compile(r"too (?:big|large|many|complex)|limit|exceeded|fuel|NoExtensionBias")
+_BEYOND: Final = re.compile(r"too (?:big|large|many|complex)|limit|exceeded|max is|NoExtensionBias")
 
 #: What joins several schemas into one: each of them must allow the members of the others.
 _JOINING: Final = ('"allOf":', '"if":', '"dependentSchemas":', '"unevaluatedProperties":')
@@ -121,7 +121,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             return Grammar(value, [(field, "grammar")])
         if name == "choice":
             text = " | ".join(msgspec.json.encode(text).decode() for text in value)
-            return Grammar(f"start: {text}", [(field, "choice")])
+            # As one terminal: each alternative of a rule would count against a limit.
+            return Grammar(f"start: CHOICE\nCHOICE: {text}", [(field, "choice")])
         return Grammar(f"start: {json_rule(value, name)}", [(field, "JSON schema")])
 
 

@@ -356,6 +356,7 @@ def test_an_answer_has_the_shape_that_is_asked_for(model: LanguageModel) -> None
         ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
         ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
         ({"choice": ["tea", 'a "b"']}, lambda text: text in ("tea", 'a "b"')),
+        ({"choice": [f"item {n}" for n in range(5000)]}, lambda text: text.startswith("item ")),
         ({"grammar": 'start: "a" "b"+ "c"'}, lambda text: set(text) == set("abc")),
     ]
     for shape, fits in shapes:

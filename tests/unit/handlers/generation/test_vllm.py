@@ -277,7 +277,7 @@ CHAT = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 6}
     ("more", "member", "text"),
     [
         ({"structured": {"regex": "[0-9]+"}}, "regex", "[0-9]+"),
-        ({"structured": {"choice": ["a", "b"]}}, "grammar", 'start: "a" | "b"'),
+        ({"structured": {"choice": ["a", "b"]}}, "grammar", 'start: CHOICE\nCHOICE: "a" | "b"'),
         ({"structured": {"json": {"type": "array"}}}, "grammar", 'start: %json {"type":"array",'),
         ({"tools": [TOOL], "tool_choice": "required"}, "grammar", "start: call"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "go"}}}, "grammar", "start: call"),

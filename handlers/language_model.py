@@ -116,7 +116,7 @@ class _Answer:
         if isinstance(delta, dict):
             # Log probabilities are of all tokens, also of those that have made a call.
             found["logprobs"] = delta["logprobs"]
-        # A whole call needs no more tokens, also if there were none left.
+        # A whole call needs no more tokens.
         ended = self.stop if finish == "stop" or (finish and self.calls.complete) else finish
         return found if any(found.values()) else None, ended
 

@@ -76,7 +76,8 @@ GPU = {
     "flower": {"enabled": True, "existingSecret": "flower"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "rules": {"enabled": True}, "dashboard": {"enabled": True},
+        "rules": {"enabled": True, "runbooks": "https://docs.example/operations.md"},
+        "dashboard": {"enabled": True},
     },
     "networkPolicy": {"apiFrom": [{"namespaceSelector": {}}]},
     "test": {"model": "digits"},
@@ -439,8 +440,11 @@ def test_only_this_release_reaches_redis_and_nothing_reaches_workers() -> None:
 def test_monitoring_is_what_deploy_has() -> None:
     objects = rendered(GPU)
     (rules,) = by_kind(objects, "PrometheusRule").values()
-    source = ROOT / "deploy/prometheus/headrace.rules.yml"
-    assert rules["spec"] == yaml.safe_load(source.read_text())
+    source = (ROOT / "deploy/prometheus/headrace.rules.yml").read_text()
+    label = "{{ $externalLabels.runbooks }}"
+    runbooks = GPU["monitoring"]["rules"]["runbooks"]  # type: ignore[index]
+    assert rules["spec"] == yaml.safe_load(source.replace(label, runbooks))
+    assert "externalLabels" not in json.dumps(rules)
     dashboard = by_kind(objects, "ConfigMap")["headrace-dashboard"]["data"]["headrace.json"]
     assert json.loads(dashboard) == json.loads(
         (ROOT / "deploy/grafana/dashboards/headrace.json").read_text()

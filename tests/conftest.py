@@ -86,6 +86,7 @@ SLOW: Final = (
     "integration/workers/test_on_demand.py",
     "integration/workers/test_profile.py",
     "integration/workers/test_time.py",
+    "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
     "unit/handlers/test_language_model.py",
 )

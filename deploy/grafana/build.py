@@ -80,7 +80,12 @@ def _graph(number: int, panel: Panel, place: dict[str, int]) -> dict[str, Any]:
             "overrides": [],
         },
         "options": {
-            "legend": {"displayMode": "list", "placement": "bottom", "showLegend": True},
+            "legend": {
+                "calcs": [],
+                "displayMode": "list",
+                "placement": "bottom",
+                "showLegend": True,
+            },  # fmt: skip
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
         "targets": [

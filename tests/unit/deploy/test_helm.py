@@ -416,6 +416,36 @@ def test_scaling_asks_for_the_demand_of_each_model() -> None:
     assert job["spec"]["scalingStrategy"] == {"strategy": "default"}
 
 
+def test_releases_share_a_host_by_paths() -> None:
+    """The rules of docs/scaling.md, as ingress-nginx applies them."""
+    page = (ROOT / "docs/scaling.md").read_text()
+    (block,) = re.findall(r"```yaml\n(# helm install vision .*?)```", page, re.DOTALL)
+    backends: dict[str, set[str]] = {}
+    for release in ("vision", "text"):
+        values = yaml.safe_load(block.replace("vision", release))
+        (ingress,) = by_kind(rendered(values, release=release), "Ingress").values()
+        notes = ingress["metadata"]["annotations"]
+        (rule,) = ingress["spec"]["rules"]
+        (path,) = rule["http"]["paths"]
+        assert rule["host"] == "headrace.example.com"
+        prefix = "nginx.ingress.kubernetes.io/"
+        # What event streams need stays.
+        assert notes[f"{prefix}proxy-buffering"] == "off"
+        assert (notes[f"{prefix}use-regex"], path["pathType"]) == ("true", "ImplementationSpecific")
+        target = notes[f"{prefix}rewrite-target"].replace("$", "\\")
+        for operation in TABLE:
+            sent = f"/{release}{operation.path}"
+            assert re.sub(f"^{path['path']}", target, sent) == operation.path
+            if re.match(path["path"], sent):
+                backends.setdefault(sent, set()).add(path["backend"]["service"]["name"])
+            other = sent.replace(release, f"{release}s", 1)
+            assert not re.match(path["path"], other)
+        back = notes[f"{prefix}proxy-redirect-to"], notes[f"{prefix}proxy-redirect-from"]
+        assert back == (f"/{release}/", "/")
+    assert len(backends) == 2 * len({operation.path for operation in TABLE})
+    assert all(names == {f"{sent.split('/')[1]}-headrace-api"} for sent, names in backends.items())
+
+
 def test_only_this_release_reaches_redis_and_nothing_reaches_workers() -> None:
     objects = rendered({**GPU, "redis": {"server": {"enabled": True}}})
     own = {"podSelector": {"matchLabels": {

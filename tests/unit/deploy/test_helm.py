@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,15 @@ def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return rendered(MATRIX[request.param])
 
 
+@pytest.fixture(scope="module")
+def validate() -> Iterator[Any]:
+    """Kubernetes-validate, which else reads all definitions of a version for each object."""
+    utils = pytest.importorskip("kubernetes_validate").utils
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield utils.validate
+
+
 def by_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
     return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
 
@@ -179,8 +190,7 @@ def test_helm_finds_nothing(name: str) -> None:
     assert "[WARNING]" not in text
 
 
-def test_kubernetes_and_keda_know_every_field(objects: list[dict[str, Any]]) -> None:
-    validate = pytest.importorskip("kubernetes_validate").validate
+def test_kubernetes_and_keda_know_every_field(objects: list[dict[str, Any]], validate: Any) -> None:
     for one in copy.deepcopy(objects):
         group = one["apiVersion"].partition("/")[0]
         if group == "keda.sh":

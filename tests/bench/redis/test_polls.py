@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.operation.polls import POLLS, add_probe, measure
+from benchmarks.redis.polls import POLLS, add_probe, measure
 from benchmarks.redis.scaling import site
 
 

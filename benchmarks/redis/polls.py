@@ -1,4 +1,4 @@
-"""What the polls of a cluster cost: `python -m benchmarks.operation.polls [--pods N] [--write]`.
+"""What the polls of a cluster cost: `python -m benchmarks.redis.polls [--pods N] [--write]`.
 
 Two hundred pods each poll one API process once a second, as kubelet and KEDA do: a probe takes a
 connection of its own, an autoscaler keeps its connection. CPU is that of the API process and of the

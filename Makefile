@@ -96,7 +96,7 @@ openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of i
 manifests: $(DEV_STAMP)  ## Write deploy/kubernetes from the Helm chart, after a change of it
 	@$(PY) -m tests.harness.deploy.helm manifests
 
-kube-tools: $(DEV_STAMP)  ## Bring helm and kubectl for the tests of the chart, where there are none
+kube-tools: $(DEV_STAMP)  ## Bring helm, kubectl and checkov for the tests of the chart, where there are none
 	@$(PY) -m tests.harness.deploy.helm
 
 protos: $(DEV_STAMP)  ## Write the descriptors of the .proto files, after a change of them

@@ -22,6 +22,7 @@ from openai.types.chat import ChatCompletion
 
 from headrace import errors
 from tests.extensions.openai.harness.batches import sdk
+from tests.extensions.openai.integration.api.conftest import MODELS
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
@@ -29,8 +30,6 @@ from tests.integration.observability.test_metrics import samples
 
 HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
-#: Beside those of conftest.py.
-MODELS = {"vectors": {"handler": "text_embedding", "max_batch_size": 8}}
 
 
 def chat(content: str = "What is json.loads?", **more: Any) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:
         assert client.completions.create(**words).choices[0].logprobs.tokens
         vectors = client.embeddings.create(model="vectors", input="def", encoding_format="float")
         assert vectors.data
-        assert {model.id for model in client.models.list()} == {"docs", "vectors", "pieces", "echo"}
+        assert {model.id for model in client.models.list()} == MODELS.keys()
         assert client.models.retrieve("docs").owned_by == "headrace"
 
 

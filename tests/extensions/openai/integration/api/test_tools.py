@@ -15,10 +15,6 @@ import pytest
 from headrace.redis import keys
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
-from tests.harness.workers.worker import HANDLERS
-
-#: Beside those of conftest.py.
-MODELS = {"calls": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Calling"}}
 
 
 class Weather(pydantic.BaseModel):

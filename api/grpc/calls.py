@@ -33,7 +33,7 @@ _CODES: Final = {
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }  # fmt: skip
 #: The text of a status is in the trailers, which clients limit to 8 KiB; a letter may take 12.
-_TEXT_MAX: Final = 600
+TEXT_MAX: Final = 600
 #: A stream is read no further while it has this many messages in progress.
 IN_FLIGHT_MAX: Final = 256
 
@@ -60,7 +60,7 @@ def code_of(error: HeadraceError) -> Any:
 
 def text_of(error: HeadraceError) -> str:
     """Return the text of an error for a client."""
-    return error.message_with_hint[:_TEXT_MAX]
+    return error.message_with_hint[:TEXT_MAX]
 
 
 def request_of(path: str, context: Any) -> Request:

@@ -50,6 +50,8 @@ from headrace.jobs.trace_context import Trace
 from headrace.jobs.values.encoding import binary_input, from_kombu
 from headrace.jobs.values.media_types import JSON_TYPE
 
+#: The header, metadata or parameter with the id of the job that a request has made.
+JOB: Final = "headrace-job"
 #: Parameters of a request that belong to the protocol.
 _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
 #: The least important priority of a job.

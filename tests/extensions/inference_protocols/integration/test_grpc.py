@@ -85,6 +85,17 @@ def models_of(folder: Path) -> Path:
             "inputs": tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
             "outputs": tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
         },
+        half={
+            "handler": f"{HANDLERS}:HalfPlusTwo",
+            "max_batch_size": 8,
+            "inputs": tensors("FP32", [-1], "x"),
+            "outputs": tensors("FP32", [-1], "y"),
+        },
+        scores={
+            "handler": f"{HANDLERS}:Scores",
+            "inputs": tensors("FP32", [-1], "p"),
+            "outputs": tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
+        },
         counted={
             "handler": f"{HANDLERS}:Counted",
             "inputs": {"tensors": [number]},

@@ -10,11 +10,10 @@ from typing import Any, Final
 import pytest
 
 from extensions.inference_protocols.http.bodies import (
-    compressed,
-    decompressed,
     read_request,
     write_response,
 )
+from extensions.inference_protocols.jobs.over_http import compressed, decompressed
 from extensions.inference_protocols.tensors.datatypes import elements, joined, json_of, raw_of
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import (

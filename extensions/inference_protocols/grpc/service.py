@@ -79,7 +79,7 @@ async def _metadata(services: Services, _: Request, message: Any, _context: Any)
 
 async def _config(services: Services, _: Request, message: Any, _context: Any) -> Any:
     model = await model_for(services, message.name, message.version)
-    return _reply("ModelConfig", {"config": config_of(model)})
+    return _reply("ModelConfig", {"config": await config_of(services, model)})
 
 
 async def _statistics(services: Services, _: Request, message: Any, _context: Any) -> Any:

@@ -41,7 +41,7 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 
 
 async def stream_infer(
-    services: Services, request: Request, messages: AsyncIterator[Any], context: Any
+    services: Services, request: Request, messages: AsyncIterator[tuple[Any, int]], context: Any
 ) -> None:
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
     take_stream(services, request)

@@ -80,7 +80,7 @@ async def metadata(services: Services, _: Request, model: str, version: str = ""
 
 async def config(services: Services, _: Request, model: str, version: str = "") -> Reply:
     """Return the configuration of a model."""
-    return json_reply(config_of(await model_for(services, model, version)))
+    return json_reply(await config_of(services, await model_for(services, model, version)))
 
 
 async def statistics(services: Services, _: Request, model: str = "", version: str = "") -> Reply:

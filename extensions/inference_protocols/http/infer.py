@@ -25,6 +25,7 @@ from extensions.inference_protocols.jobs.over_http import (
     call_of,
     compressed,
     error_reply,
+    parsed,
 )
 from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensors.declarations import declaration_of
@@ -39,8 +40,8 @@ async def infer(services: Services, request: Request, model: str, version: str =
     """Run a request with tensors on a model."""
     found = await model_for(services, model, version)
     try:
-        body = await body_of(services, request)
-        asked = read_request(body, request.header(LENGTH), declaration_of(found))
+        body, header = await body_of(services, request), request.header(LENGTH)
+        asked = await parsed(read_request, body, header, declaration_of(found))
         call = call_of(request)
         validated = job_request(services, call, found, asked)
     except HeadraceError as error:

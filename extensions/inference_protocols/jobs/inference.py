@@ -183,8 +183,13 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
         await cancel(services, request)
         if services.waiters.closing:
             raise server_stops(job.id)
-        raise JobTimeout(f"the job {job.id} did not end within max_wait_s, {wait_s:g} s")
+        raise too_late(job.id, wait_s)
     return job
+
+
+def too_late(job_id: str, wait_s: float) -> JobTimeout:
+    """Return the error for a client that has waited for a job too long."""
+    return JobTimeout(f"the job {job_id} did not end within max_wait_s, {wait_s:g} s")
 
 
 def server_stops(job_id: str) -> BrokerUnavailable:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -34,6 +36,9 @@ from headrace.schema.serialization import job_object
 
 #: Codings, with the windows by which zlib knows them: of a gzip member, and of a zlib stream.
 _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+#: A body of so many bytes takes some 5 ms to read.
+LONG_BYTES: Final = 128 * 1024
+Parsed = TypeVar("Parsed")
 #: Statuses of requests that Triton's clients know; any other is 400.
 _KEPT: Final = frozenset({401, 403, 404, 405, 408, 413, 431, 501, 503})
 
@@ -59,6 +64,13 @@ async def body_of(services: Services, request: Request) -> bytes:
     body = await read_body(request, limit_bytes)
     coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
     return body if coding in ("", "identity") else decompressed(body, coding, limit_bytes)
+
+
+async def parsed(read: Callable[..., Parsed], body: bytes, *more: Any) -> Parsed:
+    """Return what `read` makes of a body; a long one is read in a thread, beside other requests."""
+    if len(body) < LONG_BYTES:
+        return read(body, *more)
+    return await asyncio.to_thread(read, body, *more)
 
 
 def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:

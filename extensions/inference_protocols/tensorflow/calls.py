@@ -31,6 +31,7 @@ from extensions.inference_protocols.jobs.over_http import (
     body_of,
     call_of,
     error_reply,
+    parsed,
 )
 from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensorflow import answers, requests
@@ -89,12 +90,16 @@ async def call(services: Services, request: Request, model: str, version: str = 
         raise InvalidRequest(f"Malformed request: {request.method} {request.path[:256]}")
     found = await (served(services, model, name) if version else served(services, name))
     declared = declaration_of(found)
-    try:
-        document = requests.document_of(await body_of(services, request))
+
+    def read(body: bytes) -> tuple[list[Any] | None, list[InferRequest]]:
+        document = requests.document_of(body)
         rows = requests.instances_of(document) if verb == PREDICT else None
+        return rows, requests_of(document, rows, declared, verb)
+
+    try:
+        rows, asked = await parsed(read, await body_of(services, request))
         jobs = [
-            job_request(services, call_of(request, at), found, one)
-            for at, one in enumerate(requests_of(document, rows, declared, verb))
+            job_request(services, call_of(request, at), found, one) for at, one in enumerate(asked)
         ]
     except RecursionError:
         raise too_deep() from None
@@ -105,8 +110,8 @@ async def call(services: Services, request: Request, model: str, version: str = 
     try:
         if prefers_async(request.header(b"prefer")):
             return await _left(services, jobs, headers)
-        read = _native_result if declared.native else outputs_of
-        text = _answer(await results(services, request, jobs, read), declared, verb, rows)
+        result = _native_result if declared.native else outputs_of
+        text = _answer(await results(services, request, jobs, result), declared, verb, rows)
         return Reply(200, text.encode(), JSON, (NO_STORE, *headers))
     except HeadraceError as error:
         return answers.error_reply(error, headers)

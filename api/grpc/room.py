@@ -11,7 +11,7 @@ from typing import Final
 
 from headrace.errors import ConfigError, HeadraceError
 
-#: The messages in progress have at most so many times `body_limit_bytes`.
+#: The messages in progress have at most `body_limit_bytes` times this.
 MESSAGES_MAX: Final = 16
 
 
@@ -60,7 +60,7 @@ ROOM: Final = Room()
 def own_port(place: str, setting: str) -> socket.socket | None:
     """Let no other deployment share a port by SO_REUSEPORT, as the processes of this one do.
 
-    The socket that is returned says so while it is open, by a name in the namespace of the network.
+    The name of the returned socket shows it to others in the network's namespace, while it is open.
     None where a system has no such names.
 
     Raises:

@@ -36,7 +36,7 @@ from headrace.schema.serialization import job_object
 
 #: Codings, with the windows by which zlib knows them: of a gzip member, and of a zlib stream.
 _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-#: A body of so many bytes takes some 5 ms to read.
+#: A body of this length takes some 5 ms to read.
 LONG_BYTES: Final = 128 * 1024
 Parsed = TypeVar("Parsed")
 #: Statuses of requests that Triton's clients know; any other is 400.
@@ -67,7 +67,7 @@ async def body_of(services: Services, request: Request) -> bytes:
 
 
 async def parsed(read: Callable[..., Parsed], body: bytes, *more: Any) -> Parsed:
-    """Return what `read` makes of a body; a long one is read in a thread, beside other requests."""
+    """Return what `read` makes of a body; a long one is read in a thread."""
     if len(body) < LONG_BYTES:
         return read(body, *more)
     return await asyncio.to_thread(read, body, *more)

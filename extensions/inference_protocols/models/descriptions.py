@@ -51,7 +51,7 @@ def _shapes(tensors: Sequence[DeclaredTensor]) -> list[Document]:
 async def config_of(services: Services, model: ModelConfig) -> Document:
     """Return the configuration of a model, as Triton's clients read it.
 
-    It is decoupled if a worker says that its handler yields.
+    It is decoupled if the handler yields, by the report of a worker.
     """
     declared = declaration_of(model)
     yields = False

@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 from headrace import Handler, Response
 
 #: How much darker or lighter than the paper around it ink is, of 255 tones.
-CONTRAST = 24
+CONTRAST = 40
 
 
 class CutOut(Handler):

@@ -122,6 +122,7 @@ def test_the_models_are_right_on_drawings_that_they_have_not_seen() -> None:
 def test_torchserves_names_answer_as_the_client_of_animated_drawings_reads(tmp_path: Path) -> None:
     with torchserve_folder(tmp_path / "run") as server:
         script("archives.py", str(server.store))
+        server.write_config("install_py_dep_per_model=false")
         server.start("--models", "all", "--disable-token-auth")
         url = f"http://127.0.0.1:{server.ports[0]}/predictions"
         with Image.open(DRAWINGS[0]) as drawing, httpx2.Client(timeout=60) as http:
@@ -181,6 +182,8 @@ def test_a_figure_drawn_on_the_page_dances(up: RunningUp, page_url: str) -> None
         go = page.get_by_role("button", name="Make it dance")
         go.click()
         expect(page.get_by_role("alert")).to_contain_text("there is no figure on this drawing")
+        assert len(watched.complaints) == 1  # the browser reports the 422 of the job's result
+        watched.complaints.clear()
         draw(page)
         go.click()
         dance = page.get_by_role("img", name="Your drawing dances")

@@ -14,9 +14,11 @@ TEST_PROCESSES ?= 4
 GPU_PYTHON ?= 3.12
 # Where `make torchserve` installs the real TorchServe, for tests/extensions/torchserve/compat and benchmarks/torchserve.
 TORCHSERVE ?= .venv-torchserve
-# Where `make clients` installs published clients of OpenAI's API.
+# Where `make clients` installs published clients: of OpenAI's API, and of the inference protocols.
 CLIENTS ?= .venv-clients
+PROTOCOL_CLIENTS ?= .venv-protocol-clients
 CLIENT_FILES := tests/extensions/openai/integration/clients
+PROTOCOL_CLIENT_FILES := tests/extensions/inference_protocols/integration/clients
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 # A folder of the product: `make test ROOM=workers/batching` runs its tests and those of what imports it.
@@ -96,11 +98,11 @@ openapi: $(DEV_STAMP)  ## Record the description of the API, after a change of i
 manifests: $(DEV_STAMP)  ## Write deploy/kubernetes from the Helm chart, after a change of it
 	@$(PY) -m tests.harness.deploy.helm manifests
 
-kube-tools: $(DEV_STAMP)  ## Bring helm and kubectl for the tests of the chart, where there are none
+kube-tools: $(DEV_STAMP)  ## Bring helm, kubectl and checkov for the tests of the chart, where there are none
 	@$(PY) -m tests.harness.deploy.helm
 
 protos: $(DEV_STAMP)  ## Write the descriptors of the .proto files, after a change of them
-	$(call PROTOC,extensions/inference_protocols/grpc/protos,inference) grpc_service.proto
+	$(call PROTOC,extensions/inference_protocols/grpc/protos,inference) grpc_service.proto tensorflow_serving.proto
 	$(call PROTOC,extensions/torchserve/grpc/protos,torchserve) inference.proto management.proto
 
 docs: $(DEV_STAMP)  ## Build the documentation into site/; a broken link or anchor fails
@@ -112,13 +114,13 @@ bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 
 torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/extensions/torchserve/compat (needs Java 17)
 
-clients: $(CLIENTS)/.installed  ## Install published clients of OpenAI's API for their tests
+clients: $(CLIENTS)/.installed $(PROTOCOL_CLIENTS)/.installed  ## Install published clients of all interfaces for their tests
 
 wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
 
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) $(TORCHSERVE) $(CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
+	rm -rf $(VENV) $(TORCHSERVE) $(CLIENTS) $(PROTOCOL_CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -154,6 +156,12 @@ $(CLIENTS)/.installed: $(CLIENT_FILES)/clients.txt $(CLIENT_FILES)/node/package-
 	@mkdir -p $(CLIENTS)/node && cp $(CLIENT_FILES)/node/package*.json $(CLIENTS)/node
 	@if command -v npm >/dev/null; then npm ci --silent --prefix $(CLIENTS)/node; \
 		else echo "make: there is no npm, so the clients for Node are left out" >&2; fi
+	@touch $@
+
+$(PROTOCOL_CLIENTS)/.installed: $(PROTOCOL_CLIENT_FILES)/clients.txt
+	$(PYTHON) -m venv --clear $(PROTOCOL_CLIENTS)
+	$(PROTOCOL_CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r $<
+	$(PROTOCOL_CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --target $(PROTOCOL_CLIENTS)/protobuf-3 protobuf==3.20.3
 	@touch $@
 
 , := ,

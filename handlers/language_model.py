@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -43,7 +44,7 @@ from handlers.generation.inputs import (
 from handlers.generation.penalties import Penalties
 from handlers.generation.prompt_scores import PIECE_TOKENS, PromptScores
 from handlers.generation.sampling import Sampling
-from handlers.generation.structure import Mask, Shape, Shapes
+from handlers.generation.structure import Grammar, Mask, Shapes
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
 from headrace.handler import Context
@@ -81,14 +82,14 @@ class Request(Prompt):
     Attributes:
         stop: texts before which the answer ends.
         seeded: the client has given the seed.
-        shape: what the answer must be.
+        compiled: what masks are made of; None for any text.
         tools: those that the answer can call.
         echo: the text of the prompt, if the answer repeats it first.
     """
 
     stop: Sequence[str]
     seeded: bool
-    shape: Shape | None = None
+    compiled: Future[Any] | None = None
     tools: tools.Tools | None = None
     echo: str | None = None
 
@@ -115,7 +116,8 @@ class _Answer:
         if isinstance(delta, dict):
             # Log probabilities are of all tokens, also of those that have made a call.
             found["logprobs"] = delta["logprobs"]
-        ended = self.stop if finish == "stop" else finish
+        # A whole call needs no more tokens.
+        ended = self.stop if finish == "stop" or (finish and self.calls.complete) else finish
         return found if any(found.values()) else None, ended
 
 
@@ -132,8 +134,10 @@ class LanguageModel(ItemHandler, Generator):
         self.folder = model_folder(context, self.options.folder)
         self._load(context)
         self._answers: dict[str, _Answer] = {}
-        # Those that join the batch once their prompts have log probabilities.
+        # Those that join the batch once their prompts have log probabilities, and the last such
+        # prompt: several answers to one prompt need its own once.
         self._scoring: dict[str, PromptScores] = {}
+        self._scored: tuple[Any, PromptScores] | None = None
         self._paused: Set[str] = frozenset()
         self._ended: list[Piece] = []
         self._share_used = 1.0
@@ -187,7 +191,8 @@ class LanguageModel(ItemHandler, Generator):
             )
         if asked.logprobs is not None and not self.engine.has_logprobs:
             raise InputError(f"logprobs: {self.options.engine} returns none here; leave it out")
-        shape = self._shape(asked, called)
+        grammar = self._grammar(asked, called)
+        forced = called is not None and called.forced
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k", "seed", "min_p")
@@ -200,11 +205,13 @@ class LanguageModel(ItemHandler, Generator):
             sampling=replace(self.defaults, **given),
             ignore_end=asked.ignore_eos,
             logprobs=asked.logprobs,
-            stop=asked.stops,
+            # A stop text in the arguments of a call that must come would cut them.
+            stop=() if forced else asked.stops,
             seeded=asked.seed is not None,
-            shape=shape,
+            grammar=grammar,
+            compiled=None if grammar is None else self.shapes.compiled(grammar),
             tools=called,
-            stop_tokens=asked.stop_token_ids,
+            stop_tokens=() if forced else asked.stop_token_ids,
             penalties=self._penalties(asked, most),
             echo=self._echo(asked, tokens),
         )
@@ -252,23 +259,18 @@ class LanguageModel(ItemHandler, Generator):
             raise tools.unknown_format()
         return found
 
-    def _shape(self, asked: GenerationInput, called: tools.Tools | None) -> Shape | None:
-        """Return what the answer must be. It is compiled here, before it is in the batch."""
-        shape, name = asked.structured, "structured"
+    def _grammar(self, asked: GenerationInput, called: tools.Tools | None) -> Grammar | None:
+        """Return what the answer must be; None for any text."""
+        grammar = None if asked.structured is None else asked.structured.as_grammar()
         if called is not None and self.call_format is not None:
-            shape = called.shape(self.call_format, asked.structured)
-            name = "tool_choice" if called.forced else name
-        if shape is None:
-            return None
-        if not self.engine.has_masks:
-            raise InputError(f"{name}: {self.options.engine} has no masks here; leave it out")
-        if asked.ignore_eos:
-            raise InputError(f"{name} and ignore_eos exclude each other; leave one out")
-        if called is None:
-            self.shapes.mask(shape)
-        else:
-            called.check_shape(self.shapes, shape)
-        return shape
+            grammar = called.grammar(self.call_format, asked.structured)
+        if grammar is not None and asked.ignore_eos:
+            raise InputError(f"{grammar.field} and ignore_eos exclude each other; leave one out")
+        return grammar
+
+    @override
+    def preparation(self, request: Request) -> Future[Any] | None:
+        return request.compiled
 
     def _tokens(self, asked: GenerationInput, called: tools.Tools | None) -> list[int]:
         if (asked.prompt is None) == (asked.messages is None):
@@ -346,11 +348,16 @@ class LanguageModel(ItemHandler, Generator):
             # It comes with the first tokens, so an answer that goes on has had it.
             if request.logprobs is not None:
                 self._answers[request_id] = answer
-                scores = self.engine.prompt_scores(request.tokens, request.logprobs)
-                self._scoring[request_id] = scores
+                self._scoring[request_id] = self._prompt_scores(request.tokens, request.logprobs)
                 return
             answer.echo = Echo(request.echo)
         self._begin(request_id, answer, resumed)
+
+    def _prompt_scores(self, tokens: Sequence[int], likeliest: int) -> PromptScores:
+        key = (list(tokens), likeliest)
+        if self._scored is None or self._scored[0] != key:
+            self._scored = key, self.engine.prompt_scores(tokens, likeliest)
+        return self._scored[1]
 
     def _begin(self, request_id: str, answer: _Answer, resumed: list[int]) -> None:
         """Let an answer join the batch, or end if it has ended."""
@@ -380,9 +387,9 @@ class LanguageModel(ItemHandler, Generator):
             raise
 
     def _mask(self, request: Request, resumed: list[int]) -> Mask | None:
-        if request.shape is None:
+        if request.grammar is None or request.compiled is None or not self.engine.has_masks:
             return None
-        mask = self.shapes.mask(request.shape)
+        mask = Mask(request.compiled.result().deep_copy(), request.grammar)
         mask.read(resumed)
         return mask
 
@@ -408,15 +415,27 @@ class LanguageModel(ItemHandler, Generator):
             return answer.stop
         if resumed and resumed[-1] in request.ends(self.end_tokens):
             return answer.stop
-        return "length" if len(resumed) >= request.max_tokens else None
+        if len(resumed) < request.max_tokens:
+            return None
+        return answer.stop if answer.calls is not None and answer.calls.complete else "length"
 
     @override
     def step(self) -> Iterable[Piece]:
         self._score()
         pieces, self._ended = self._ended, []
         if len(self._answers) > len(self._scoring):
-            pieces += [piece for new in self.engine.step() if (piece := self._piece(new))]
+            pieces += [piece for new in self.engine.step() if (piece := self._piece_or_error(new))]
         return pieces
+
+    def _piece_or_error(self, new: NewTokens) -> Piece | None:
+        try:
+            return self._piece(new)
+        except Exception as error:  # noqa: BLE001 - it ends this answer alone
+            return self._failed(new.id, error)
+
+    def _failed(self, request_id: str, error: Exception) -> Piece:
+        """Return the last piece of an answer that has failed alone."""
+        return Piece(request_id, error=error, usage=self.cancel(request_id))
 
     def _score(self) -> None:
         """Read the next tokens of prompts that want log probabilities."""
@@ -424,18 +443,29 @@ class LanguageModel(ItemHandler, Generator):
         for request_id, scores in list(self._scoring.items()):
             if request_id in self._paused:
                 continue
-            while left > 0 and not scores.done:
-                left -= scores.read()
-            if not scores.done:
-                return
             answer = self._answers[request_id]
-            first, *others = answer.request.tokens
-            found = [self.token_texts.with_likelihood(first, None, [])]
-            for token, likelihood in zip(others, scores.found, strict=True):
-                found.append(self.token_texts.with_likelihood(token, *likelihood))
-            answer.echo = Echo(answer.request.echo or "", found)
-            del self._scoring[request_id]
-            self._begin(request_id, answer, [])
+            try:
+                while left > 0 and not scores.done:
+                    left -= scores.read()
+                if not scores.done:
+                    return
+                answer.echo = Echo(answer.request.echo or "", self._shown(answer.request, scores))
+                del self._scoring[request_id]
+                self._begin(request_id, answer, [])
+            except Exception as error:  # noqa: BLE001 - it ends this answer alone
+                self._scored = None
+                self._ended.append(self._failed(request_id, error))
+
+    def _shown(self, request: Request, scores: PromptScores) -> list[dict[str, Any]]:
+        """Return the tokens of a prompt with their log probabilities, as clients see them."""
+        if scores.shown is None:
+            show = self.token_texts.with_likelihood
+            first, *others = request.tokens
+            scores.shown = [show(first, None, [])]
+            pairs = zip(others, scores.found, strict=True)
+            scores.shown += [show(token, *likelihood) for token, likelihood in pairs]
+            scores.found = []
+        return scores.shown
 
     def _piece(self, new: NewTokens) -> Piece | None:
         answer = self._answers.get(new.id)
@@ -465,6 +495,8 @@ class LanguageModel(ItemHandler, Generator):
         if answer.echo is not None and (tokens or finish):
             delta, answer.echo = answer.echo.before(delta), None
         delta, finish = answer.with_calls(delta, text, finish)
+        if answer.request.grammar is not None and not self.engine.has_masks:
+            tokens = []  # it cannot go on after them
         return Piece(new.id, delta, tokens, finish, usage, new.error)
 
     @override

@@ -5,6 +5,7 @@ calls the methods in this order, in one thread::
 
     initialize(context)                 once
     preprocess([input]) -> [request]    for each input, alone
+    preparation(request)                what another thread does before it joins
     budget(), cost(request)             while requests wait: is there room for the next one?
     add(id, request)                    the request joins
     step() -> pieces                    again and again, while requests run
@@ -24,6 +25,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Generator as Steps
 from collections.abc import Iterable, Mapping, Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -99,6 +101,14 @@ class Generator(Handler):
     def cost(self, request: Any) -> int:
         """Return the most that a request takes of the budget's tokens until it ends."""
         return 1
+
+    def preparation(self, request: Any) -> Future[Any] | None:
+        """Return what another thread does for a request before it joins; None for nothing.
+
+        It is for work of the handler that takes long: the others go on meanwhile. If it raises,
+        the request fails with that, alone.
+        """
+        return None
 
     def likely_cost(self, request: Any, produced: int = 0) -> int:
         """Return what a request probably takes of the budget's tokens until it ends.
@@ -214,6 +224,8 @@ class _Alone:
                 continue
             resumed = [list(self._tokens[place])] if self._tokens[place] else []
             try:
+                if (preparation := self._generator.preparation(self._items[place])) is not None:
+                    preparation.result()
                 self._generator.add(str(place), self._items[place], *resumed)
             except Exception as error:  # noqa: BLE001 - the item fails with it, as in a worker
                 self.outputs[place] = error

@@ -86,6 +86,7 @@ SLOW: Final = (
     "integration/workers/test_on_demand.py",
     "integration/workers/test_profile.py",
     "integration/workers/test_time.py",
+    "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
     "unit/handlers/test_language_model.py",
 )
@@ -104,8 +105,13 @@ LONGEST: Final = (
     "chaos/test_registry_kills.py",
     "e2e/test_documents.py",
     "e2e/test_compose.py",
+    "extensions/openai/integration/api/test_inference.py",
+    "extensions/openai/integration/api/test_responses.py",
+    "extensions/openai/integration/api/test_tools.py",
 )
 TESTS: Final = Path(__file__).parent
+#: A folder whose modules share a deployment, because its models take long to load.
+ONE_DEPLOYMENT: Final = TESTS / "extensions/openai/integration/api"
 #: Torch takes two seconds to import. One process runs all unit tests that need it.
 _IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
 
@@ -157,11 +163,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """The tests of a module run in one process, and so do all modules that import torch."""
+    """The tests of a module run in one process, and so do all modules that import torch.
+
+    So do those that share a deployment.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "torch" if imports_torch(TESTS.parent / file) else file
+        path = TESTS.parent / file
+        if path.parent == ONE_DEPLOYMENT and not is_slow(path):
+            return ONE_DEPLOYMENT.name
+        return "torch" if imports_torch(path) else file
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, Final, NamedTuple
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from api.auth.authenticator import Needs
+from api.grpc.room import MESSAGES_MAX, ROOM
 from api.http.messages import Message, Request
 from api.http.problems import error_headers, internal_error
 from api.routes.admission import admit
@@ -33,7 +34,7 @@ _CODES: Final = {
     507: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }  # fmt: skip
 #: The text of a status is in the trailers, which clients limit to 8 KiB; a letter may take 12.
-_TEXT_MAX: Final = 600
+TEXT_MAX: Final = 600
 #: A stream is read no further while it has this many messages in progress.
 IN_FLIGHT_MAX: Final = 256
 
@@ -60,7 +61,7 @@ def code_of(error: HeadraceError) -> Any:
 
 def text_of(error: HeadraceError) -> str:
     """Return the text of an error for a client."""
-    return error.message_with_hint[:_TEXT_MAX]
+    return error.message_with_hint[:TEXT_MAX]
 
 
 def request_of(path: str, context: Any) -> Request:
@@ -85,12 +86,16 @@ def handler(
     """Return how grpcio calls a method: with a message as bytes, or with an iterator of them."""
 
     async def answer(raw: Any, context: Any) -> Any:
-        request, failure = request_of(path, context), None
+        request, failure, size = request_of(path, context), None, 0
         try:
             await admit(services, request, method.needs)
-            given: Any = (
-                (decoded(message, one) async for one in raw) if stream else decoded(message, raw)
-            )
+            if stream:
+                given: Any = _each(services, message, raw)
+            else:
+                ROOM.take(len(raw), _most(services))
+                size = len(raw)
+                given = decoded(message, raw)
+                raw = None  # the message has its own bytes
             reply = await method.answer(services, request, given, context)
         except grpc.aio.AbortError:
             raise  # it has its status
@@ -99,6 +104,8 @@ def handler(
             failure = error
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             failure, _ = internal_error(error, path)
+        finally:
+            ROOM.free(size)
         if failure is None:
             services.counters.answered(path, "POST", 200)
             return reply
@@ -109,8 +116,23 @@ def handler(
     return answer
 
 
+def _most(services: Services) -> int:
+    """Return how many bytes the messages in progress may have."""
+    return MESSAGES_MAX * services.settings.body_limit_bytes
+
+
+async def _each(
+    services: Services, message: Any, raw: AsyncIterator[bytes]
+) -> AsyncGenerator[tuple[Any, int]]:
+    """Yield the messages of a stream with their sizes, each once there is room for it."""
+    async for one in raw:
+        found = decoded(message, one)
+        await ROOM.wait(len(one), _most(services))
+        yield found, len(one)
+
+
 async def answer_each(
-    messages: AsyncIterator[Any], answer: Callable[[Any], Coroutine[Any, Any, None]]
+    messages: AsyncIterator[tuple[Any, int]], answer: Callable[[Any], Coroutine[Any, Any, None]]
 ) -> None:
     """Answer the messages of a stream, each in a task, until all are answered.
 
@@ -118,17 +140,19 @@ async def answer_each(
     """
     room = asyncio.Semaphore(IN_FLIGHT_MAX)
 
-    async def one(message: Any) -> None:
-        try:
-            await answer(message)
-        finally:
+    def over(size: int) -> Callable[[Any], None]:
+        def free(_: Any) -> None:
+            ROOM.free(size)
             room.release()
+
+        return free
 
     try:
         async with asyncio.TaskGroup() as group:
             await room.acquire()
-            async for message in messages:
-                group.create_task(one(message))
+            async for message, size in messages:
+                # A task that is cancelled before it begins ends as well.
+                group.create_task(answer(message)).add_done_callback(over(size))
                 await room.acquire()
     except ExceptionGroup as errors:
         error: Exception = errors

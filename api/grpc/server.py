@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from api.grpc.calls import Method, handler
 from api.grpc.protos import Protos
+from api.grpc.room import own_port
 from api.services import Part, Services
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -63,6 +65,7 @@ class GrpcServer:
         self._server: Any = None
         self._health: Any = None
         self._ending: asyncio.Task[None] | None = None
+        self._claim: socket.socket | None = None
 
     @property
     def part(self) -> Part:
@@ -87,6 +90,8 @@ class GrpcServer:
         names = (*self._methods, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server, self._protos.pool)
         address = str(self._place)
+        if settings.api_processes > 1:
+            self._claim = own_port(address, self._place.setting)
         try:
             if settings.tls_cert_file is None or not self._place.tls:
                 server.add_insecure_port(address)
@@ -117,6 +122,8 @@ class GrpcServer:
     async def _end(self) -> None:
         await self._health.enter_graceful_shutdown()
         await self._server.stop(GRACE_S)
+        if self._claim is not None:
+            self._claim.close()
 
     def _handlers(self, name: str, methods: Methods) -> Any:
         """Return the handlers of a service, as a generated module would register them."""
@@ -147,7 +154,7 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", settings.body_limit_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", settings.header_limit_bytes),
-        # Processes share the port only if there are several: a second deployment must not.
+        # Processes share the port only if there are several. `own_port` keeps others out.
         ("grpc.so_reuseport", int(settings.api_processes > 1)),
     ]
 

@@ -29,7 +29,7 @@ from tests.harness.workers.worker import HANDLERS, celery_worker, write_models
 
 DASHBOARD: Final = DEPLOY / "grafana" / "dashboards" / "headrace.json"
 #: The variables that Grafana would set.
-VARIABLES: Final = {"$model": ".*", "$__rate_interval": "10s"}
+VARIABLES: Final = {"$model": ".*", "$__rate_interval": "10s", "$__range": "90s"}
 GPUS: Final = {"CUDA_VISIBLE_DEVICES": "0,1"}
 TRICKY: Final = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
 MODELS: Final[dict[str, dict[str, Any]]] = {
@@ -104,6 +104,10 @@ def draw(watching: Prometheus, since: float, until: float) -> Figure:
              (at["h"] - 3.4) / height)
         )  # fmt: skip
         axes.set_title(f"{panel['title']} [{panel['fieldConfig']['defaults']['unit']}]", loc="left")
+        if panel["type"] != "timeseries":
+            axes.set_axis_off()
+            (_number if panel["type"] == "stat" else _table)(axes, watching, panel, until)
+            continue
         axes.grid(alpha=0.3)
         for target in panel["targets"]:
             _plot(axes, watching, target, since, until)
@@ -113,13 +117,39 @@ def draw(watching: Prometheus, since: float, until: float) -> Figure:
     return figure
 
 
+def _filled_in(target: dict[str, Any]) -> str:
+    expr = str(target["expr"])
+    for name, value in VARIABLES.items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+def _number(axes: Any, watching: Prometheus, panel: dict[str, Any], until: float) -> None:
+    (target,) = panel["targets"]
+    (series,) = watching.get("query", query=_filled_in(target), time=f"{until}")["result"]
+    axes.text(0.1, 0.3, f"{float(series['value'][1]):.3g}", fontsize=20)
+
+
+def _table(axes: Any, watching: Prometheus, panel: dict[str, Any], until: float) -> None:
+    names = panel["transformations"][1]["options"]["renameByName"]
+    rows: dict[str, dict[str, str]] = {}
+    for target in panel["targets"]:
+        found = watching.get("query", query=_filled_in(target), time=f"{until}")["result"]
+        for series in found:
+            row = rows.setdefault(series["metric"]["model"], {})
+            row[names[f"Value #{target['refId']}"]] = f"{float(series['value'][1]):.0f}"
+    axes.table(
+        [[rows[model].get(name, "") for name in names.values()] for model in sorted(rows)],
+        rowLabels=sorted(rows), colLabels=list(names.values()), loc="upper center",
+    )  # fmt: skip
+
+
 def _plot(
     axes: Any, watching: Prometheus, target: dict[str, Any], since: float, until: float
 ) -> None:
-    expr = target["expr"]
-    for name, value in VARIABLES.items():
-        expr = expr.replace(name, value)
-    found = watching.get("query_range", query=expr, start=f"{since}", end=f"{until}", step="1")
+    found = watching.get(
+        "query_range", query=_filled_in(target), start=f"{since}", end=f"{until}", step="1"
+    )
     for series in found["result"]:
         legend = re.sub(
             r"\{\{(\w+)\}\}",

@@ -176,17 +176,23 @@ class Site:
     def _start_api(self, number: int) -> None:
         port, stack = free_port(), ExitStack()
         command = [sys.executable, "-m", "api"]
-        environ = {
-            "HEADRACE_REDIS_URL": self.server.url,
-            "HEADRACE_MODELS_FILE": str(self._models),
-            "HEADRACE_PORT": str(port),
-        }
+        environ = {**self.environ, "HEADRACE_PORT": str(port)}
         api = stack.enter_context(process(command, self._folder / f"api{number}.log", **environ))
         self._apis.append(Process((api.pid, f"http://127.0.0.1:{port}"), stack))
 
+    @property
+    def apis(self) -> list[tuple[int, str]]:
+        """The process id and the address of each API process."""
+        return [api.known for api in self._apis]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The settings of all processes."""
+        return {"HEADRACE_REDIS_URL": self.server.url, "HEADRACE_MODELS_FILE": str(self._models)}
+
     def load(self, connections: int, seconds: float) -> Row:
         """Submit and wait in a closed loop, through all API processes."""
-        pids, urls = zip(*(api.known for api in self._apis), strict=True)
+        pids, urls = zip(*self.apis, strict=True)
         targets = [f"{url}/api/v1/models/echo/jobs" for url in urls]
         workers = [worker.known for worker in self._workers]
         spread_load(targets, BODY, connections, seconds / 4, WAIT)

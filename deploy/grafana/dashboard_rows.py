@@ -20,6 +20,96 @@ def rate(name: str, by: str, where: str = "") -> str:
     return f"sum by ({by}) (rate(headrace_{name}_total{{{M}{where}}}{RATE}))"
 
 
+def within(name: str, where: str = "") -> str:
+    """What a counter has counted by model, in the time that the dashboard shows."""
+    return f"sum by (model) (increase(headrace_{name}_total{{{M}{where}}}[$__range]))"
+
+
+#: The tiles: title, unit, what it says, a query of one value, the words for values, and from which
+#: values on it is orange and red. The bounds of the alerts, where there is one.
+Bounds = dict[str, float]
+Tile = tuple[str, str, str, str, dict[str, str], Bounds]
+TILES: Final[list[Tile]] = [
+    (
+        "Is Redis up?",
+        "short",
+        "Whether Redis answers the API.",
+        "min(headrace_broker_up)",
+        {"0": "away", "1": "up"},
+        {"red": 0, "green": 1},
+    ),
+    (
+        "Workers",
+        "short",
+        "Workers that are alive.",
+        "max(headrace_workers)",
+        {},
+        {"red": 0, "green": 1},
+    ),
+    (
+        "Models without a replica",
+        "short",
+        "Models that should be loaded, and of which no process is.",
+        f"count(headrace_model_ready_replicas{{{M}}} == 0) or vector(0)",
+        {},
+        {"green": 0, "red": 1},
+    ),
+    (
+        "Waiting jobs",
+        "short",
+        "Of all models and priorities.",
+        f"sum(headrace_queue_depth{{{M}}})",
+        {},
+        {"text": 0},
+    ),
+    (
+        "The oldest online job",
+        "s",
+        "How long it has waited.",
+        f'max(headrace_queue_oldest_age_seconds{{{M},priority!="9"}})',
+        {},
+        {"green": 0, "orange": 60, "red": 300},
+    ),
+    (
+        "Ended jobs",
+        "ops",
+        "Each second, however they ended.",
+        f"sum(rate(headrace_jobs_ended_total{{{M}}}{RATE}))",
+        {},
+        {"text": 0},
+    ),
+    (
+        "From submit to answer, p99",
+        "s",
+        "Of jobs that ran, with their wait.",
+        f"histogram_quantile(0.99, sum by (le) (rate(headrace_job_seconds_bucket{{{M}}}{RATE})))",
+        {},
+        {"text": 0},
+    ),
+    (
+        "Error ratio",
+        "percentunit",
+        "Failed and expired of all but the cancelled.",
+        f'sum(rate(headrace_jobs_ended_total{{{M},status=~"failed|expired"}}{RATE})) / '
+        f'sum(rate(headrace_jobs_ended_total{{{M},status!="cancelled"}}{RATE}))',
+        {},
+        {"green": 0, "orange": 0.01, "red": 0.05},
+    ),
+]
+
+#: The columns of the table of failures, each a query by model.
+FAILURES: Final[dict[str, str]] = {
+    "failed": within("jobs_ended", ',status="failed"'),
+    "expired": within("jobs_ended", ',status="expired"'),
+    "retried": within("jobs_retried"),
+    "refused": within("jobs_rejected"),
+    "new dead letters": within("jobs_dead"),
+    "dead letters": f"sum by (model) (headrace_dead_letters{{{M}}})",
+    "processes lost": within("model_restarts", ',reason="lost"'),
+    "not loaded": within("model_load_failures"),
+    "leases lost": within("lease_losses"),
+}
+
 #: Per row its question, and its panels: title, unit, what it says, and queries with their legends.
 Query = tuple[str, str]
 Panel = tuple[str, str, str, list[Query]]

@@ -30,9 +30,13 @@ def _grpc(services: Services) -> Sequence[Part]:
 
     setting = f"{NAME}: grpc_port"
     need_grpc(setting)
-    from extensions.inference_protocols.grpc.service import part
+    from api.grpc.server import GrpcServer, Place
+    from extensions.inference_protocols.grpc.messages import PROTOS
+    from extensions.inference_protocols.grpc.service import METHODS, SERVICE
+    from extensions.inference_protocols.tensorflow.service import SERVICES
 
-    return (part(services, port, setting),)
+    place = Place(services.settings.host, port, setting, tls=True)
+    return (GrpcServer(services, place, PROTOS, {SERVICE: METHODS, **SERVICES}).part,)
 
 
 def _tensors() -> TensorPart:

@@ -15,7 +15,8 @@ class ProtocolSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         server_name: what clients get as the name of the server; some examples expect `triton`.
-        grpc_port: where each API process serves gRPC; 0 for no gRPC. Triton's clients expect 8001.
+        grpc_port: where each API process serves gRPC; 0 for no gRPC. Triton's clients expect 8001,
+            TensorFlow Serving's 8500.
         answered_ttl_s: how long the job of a request is kept that was answered with its result.
     """
 

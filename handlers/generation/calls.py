@@ -120,6 +120,7 @@ class CallParser:
 
     Attributes:
         count: how many calls have begun.
+        complete: calls have come, and each of them is whole.
     """
 
     def __init__(self, form: CallFormat, names: Set[str], most: int | None = None) -> None:
@@ -131,6 +132,7 @@ class CallParser:
         self._after_calls = re.compile(rf"{mark}|(?=\{{)")
         self._most = most
         self.count = 0
+        self.complete = False
         # What may still become a call; for a text, a part of its mark or white space before it.
         self._held = ""
         self._mark = ""
@@ -159,6 +161,7 @@ class CallParser:
                 at += 1
             else:
                 at = self._read_text(text, at)
+        self.complete = self.count > 0 and self._arguments is None
         if last:
             self._say(self._mark + self._held)
             self._held = self._mark = ""

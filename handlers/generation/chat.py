@@ -60,8 +60,8 @@ def chat_tokens(
             f"the prompt is too long: it has {len(messages):,} messages, and {CONTEXT_LENGTH} "
             f"{most:,} tokens with the answer; send fewer messages"
         )
-    # Values are counted before anything is made of them.
-    _texts(messages, most)
+    # Values and texts are measured before anything is made of them, such as arguments of a text.
+    check_length(_texts(messages, most))
     chat = [
         plain_message(place, message) for place, message in enumerate(tool_messages(messages, form))
     ]

@@ -34,7 +34,6 @@ from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.penalties import Penalized, penalized
 from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
-from headrace.errors import InputError
 from headrace.generator import Budget
 
 # It logs at level INFO what it chose for each model.
@@ -129,14 +128,14 @@ class _Running:
     Attributes:
         returned: how many tokens of the answer `step` has returned.
         likelihoods: those that `step` has not returned, by the place of their token in the answer.
-        error: its mask has failed.
+        error: its sampling has failed; it ends this answer alone.
         penalized: what changes its logits.
     """
 
     prompt: Prompt
     returned: int = 0
     likelihoods: dict[int, Likelihood] = field(default_factory=dict)
-    error: InputError | None = None
+    error: BaseException | None = None
     penalized: Penalized | None = None
 
 
@@ -259,7 +258,7 @@ class ContinuousEngine(Engine):
 
     def _add_output(self, output: Any, new: NewTokens) -> None:
         running, tokens = self._running.get(new.id), output.generated_tokens
-        if running is None:  # its mask has failed in this step
+        if running is None:  # it has failed in this step
             return
         if running.error is not None:
             new.error = running.error
@@ -296,6 +295,23 @@ class ContinuousEngine(Engine):
         del self._batches
 
 
+@dataclass(slots=True)
+class _Row:
+    """A row of the logits of a step.
+
+    Attributes:
+        position: how many tokens its answer has already.
+        mask: a bit for each token that can follow; None for all.
+    """
+
+    running: _Running | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    position: int = 0
+    mask: bytes | None = None
+    penalized: Penalized | None = None
+    logprobs: int | None = None
+
+
 class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyped
     """Samples each row by the parameters of its own prompt.
 
@@ -307,11 +323,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
         self.supported_kwargs: dict[str, type] = {}
         self.ignored_kwargs = ()
         self._running = running
-        self._rows: list[tuple[Sampling, int]] = []
-        # The rows that want log probabilities, each with how many of the likeliest tokens.
-        self._wanted: list[tuple[int, int, _Running]] = []
-        self._masks: list[tuple[int, bytes]] = []
-        self._penalized: list[tuple[int, Penalized]] = []
+        self._rows: list[_Row] = []
 
     @override
     def fill_defaults(self, int32_tensor: Tensor) -> None:
@@ -319,34 +331,68 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
-        self._rows, self._wanted, self._masks, self._penalized = [], [], [], []
-        for row, one in enumerate(requests_with_new_token):
-            running = self._running.get(one.state.request_id)
-            if running is None:
-                self._rows.append((Sampling(), 0))
-                continue
-            prompt = running.prompt
-            self._rows.append((prompt.sampling, prompt.position + one.state.generated_len()))
-            if prompt.logprobs is not None:
-                self._wanted.append((row, prompt.logprobs, running))
-            if (mask := prompt.mask) is not None and running.error is None:
+        self._rows = []
+        for one in requests_with_new_token:
+            row, running = _Row(), self._running.get(one.state.request_id)
+            if running is not None and running.error is None:
                 try:
-                    mask.read(one.state.generated_tokens[mask.count - prompt.position :])
-                    self._masks.append((row, mask.bits()))
-                except InputError as error:  # it ends this answer alone
+                    row = _row(running, one.state)
+                except BaseException as error:  # noqa: BLE001 - it ends this answer alone
                     running.error = error
-            if (changed := running.penalized) is not None:
-                changed.read(one.state.generated_tokens[changed.count - prompt.position :])
-                self._penalized.append((row, changed))
+            self._rows.append(row)
         return torch.zeros(len(self._rows), dtype=torch.int32)
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
-        result = penalized(masked(scores, self._masks), self._penalized)
-        result = adjusted(result, self._rows)
-        if self._wanted:
-            wanted = [(row, count) for row, count, _ in self._wanted]
-            found = likelihoods(scores, result.argmax(dim=-1), wanted)
-            for (row, _, running), one in zip(self._wanted, found, strict=True):
-                running.likelihoods[self._rows[row][1]] = one
+        try:
+            return _sampled(scores, self._rows)
+        except Exception as error:  # noqa: BLE001 - it is found out whose it is
+            return self._each_alone(scores, error)
+
+    def _each_alone(self, scores: Tensor, error: Exception) -> Tensor:
+        """Sample each row alone, and fail those that raise.
+
+        Raises:
+            Exception: that of several rows, if all of them raise: it is not due to one of them.
+        """
+        result, failed = scores.clone(), 0
+        for n, row in enumerate(self._rows):
+            try:
+                result[n : n + 1] = _sampled(scores[n : n + 1], [row])
+            except Exception as own_error:  # noqa: BLE001 - as above
+                failed += 1
+                if row.running is not None:
+                    row.running.error = own_error
+        if 1 < failed == len(self._rows):
+            raise error
         return result
+
+
+def _row(running: _Running, state: Any) -> _Row:
+    """Return the row of a prompt with an answer so far."""
+    prompt, tokens = running.prompt, state.generated_tokens
+    row = _Row(running, prompt.sampling, prompt.position + state.generated_len())
+    row.logprobs = prompt.logprobs
+    if (mask := prompt.mask) is not None:
+        mask.read(tokens[mask.count - prompt.position :])
+        row.mask = mask.bits()
+    if (changed := running.penalized) is not None:
+        changed.read(tokens[changed.count - prompt.position :])
+        row.penalized = changed
+    return row
+
+
+def _sampled(scores: Tensor, rows: Sequence[_Row]) -> Tensor:
+    """Return scores whose largest ones are chosen, and note how likely these are."""
+    masks = [(n, row.mask) for n, row in enumerate(rows) if row.mask is not None]
+    changes = [(n, row.penalized) for n, row in enumerate(rows) if row.penalized is not None]
+    result = penalized(masked(scores, masks), changes)
+    result = adjusted(result, [(row.sampling, row.position) for row in rows])
+    wanted = [(n, row.logprobs) for n, row in enumerate(rows) if row.logprobs is not None]
+    if wanted:
+        chosen = likelihoods(scores, result.argmax(dim=-1), wanted)
+        for (n, _), likelihood in zip(wanted, chosen, strict=True):
+            row = rows[n]
+            if row.running is not None:
+                row.running.likelihoods[row.position] = likelihood
+    return result

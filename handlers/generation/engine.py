@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from handlers.generation.penalties import Penalized, Penalties
 from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling
-from handlers.generation.structure import Mask
+from handlers.generation.structure import Grammar, Mask
 from headrace.generator import Budget
 
 #: How many tokens of an answer may come before the next look at the memory.
@@ -42,6 +42,7 @@ class Prompt:
         logprobs: how many of the likeliest tokens come with the log probability of each new one;
             None for no log probabilities.
         mask: which tokens can follow; it has read those of the answer in `tokens`.
+        grammar: what the answer must be; for engines without masks of ours.
         stop_tokens: further tokens that end the answer, also with `ignore_end`.
         penalties: what changes the logits; None for nothing.
         cached: filled by an engine that keeps tokens for other prompts.
@@ -54,6 +55,7 @@ class Prompt:
     ignore_end: bool = False
     logprobs: int | None = None
     mask: Mask | None = None
+    grammar: Grammar | None = None
     stop_tokens: Sequence[int] = ()
     penalties: Penalties | None = None
     cached: CachedTokens = field(default_factory=CachedTokens, compare=False)
@@ -84,7 +86,7 @@ class NewTokens:
     id: str
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
-    error: Exception | None = None
+    error: BaseException | None = None
     likelihoods: list[Likelihood] = field(default_factory=list)
 
 
@@ -93,7 +95,8 @@ class Engine(ABC):
 
     Attributes:
         has_logprobs: it returns log probabilities.
-        has_masks: it applies the masks of prompts.
+        has_masks: it applies the masks of prompts. Otherwise it makes masks of their grammars, and
+            an answer that has one begins again in another process.
         can_pause: `pause` does something.
     """
 

@@ -23,6 +23,7 @@ class PromptScores:
 
     Attributes:
         found: those of the tokens from the second one on; nothing is before the first.
+        shown: as clients see all tokens, once they are made; answers with one prompt share them.
     """
 
     def __init__(self, model: Any, tokens: Sequence[int], likeliest: int) -> None:
@@ -34,6 +35,7 @@ class PromptScores:
         self._read = 0
         self._cache: Any = None
         self.found: list[Likelihood] = []
+        self.shown: list[dict[str, Any]] | None = None
 
     @property
     def done(self) -> bool:
@@ -54,4 +56,6 @@ class PromptScores:
             wanted = [(row, self._likeliest) for row in range(len(following))]
             self.found += likelihoods(logits, following, wanted)
         count, self._read = end - self._read, end
+        if self.done:
+            self._cache = None
         return count

@@ -6,10 +6,12 @@ from the tokens of the answer alone. So an answer continues in another process i
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Annotated, Any, Final
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -18,15 +20,57 @@ from headrace.errors import InputError
 
 #: How many compiled shapes a process keeps.
 _KEPT: Final = 32
+#: How many are compiled at a time, so that a large one does not hold up all others.
+_COMPILERS: Final = 2
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
 COMPACT: Final = {"whitespace_pattern": " ?"}
+#: The most characters of llguidance's reason.
+_REASON_CHARS: Final = 500
+#: Where llguidance has found a mistake in a grammar, and which.
+_PLACE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)")
+#: What its errors have in common for a shape that is right and beyond a limit.
+_BEYOND: Final = re.compile(r"too (?:big|large|many|complex)|limit|exceeded|max is|NoExtensionBias")
 
 #: What joins several schemas into one: each of them must allow the members of the others.
 _JOINING: Final = ('"allOf":', '"if":', '"dependentSchemas":', '"unevaluatedProperties":')
 
 _Text = Annotated[str, Meta(min_length=1)]
+
+
+class Grammar(NamedTuple):
+    """A shape as llguidance takes it.
+
+    Attributes:
+        text: in Lark's notation.
+        regex: the text is an expression instead.
+        fields: where the request has each line, and what is there; the last one is that of all
+            further lines.
+    """
+
+    text: str
+    fields: Sequence[tuple[str, str]]
+    regex: bool = False
+
+    @property
+    def field(self) -> str:
+        """Where the request has it."""
+        return self.fields[0][0]
+
+    def error(self, reason: str) -> InputError:
+        """Return the error for a request, by llguidance's own."""
+        reason = reason.strip().partition("\n")[0][:_REASON_CHARS]
+        place = _PLACE.match(reason)
+        line = int(place[1]) - 1 if place else 0
+        field, what = self.fields[min(line, len(self.fields) - 1)]
+        if place and what != "grammar":
+            reason = place[2]
+        if _BEYOND.search(reason):
+            wrong, advice = "is too complex", "make it simpler"
+        else:
+            wrong, advice = "is one for which there are no masks", "change it, or leave it out"
+        return InputError(f"{field}: the {what} {wrong}; {advice} (llguidance: {reason})")
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,6 +82,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         regex: an expression for the whole answer.
         choice: texts, of which the answer is one.
         grammar: a grammar in Lark's notation.
+        field: where the client has written it, for errors; None for `structured` itself.
     """
 
     json: dict[str, Any] | bool | None = None
@@ -45,22 +90,48 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     regex: _Text | None = None
     choice: Annotated[list[_Text], Meta(min_length=1)] | None = None
     grammar: _Text | None = None
+    field: str | None = None
 
-    def given(self) -> tuple[str, Any]:
+    def given(self, field: str = "structured") -> tuple[str, Any]:
         """Return the name and the value of the one that is given.
 
         Raises:
             InputError: none is, or several are.
         """
-        shapes = [
-            (name, value)
-            for name in self.__struct_fields__
-            if (value := getattr(self, name)) is not None and (name, value) != ("json_object", 0)
-        ]
+        names = self.__struct_fields__[:-1]
+        values = [(name, getattr(self, name)) for name in names]
+        shapes = [one for one in values if one[1] is not None and one != ("json_object", False)]
         if len(shapes) != 1:
-            names = ", ".join(self.__struct_fields__)
-            raise InputError(f"structured has {len(shapes)} shapes; give exactly one of {names}")
+            raise InputError(
+                f"{field} has {len(shapes)} shapes; give exactly one of {', '.join(names)}"
+            )
         return shapes[0]
+
+    def as_grammar(self) -> Grammar:
+        """Return it as llguidance takes it.
+
+        Raises:
+            InputError: none is given, or several are.
+        """
+        name, value = self.given()
+        field = self.field or f"structured.{name}"
+        if name == "regex":
+            return Grammar(value, [(field, "expression")], regex=True)
+        if name == "grammar":
+            return Grammar(value, [(field, "grammar")])
+        if name == "choice":
+            text = " | ".join(msgspec.json.encode(text).decode() for text in value)
+            # As one terminal: each alternative of a rule would count against a limit.
+            return Grammar(f"start: CHOICE\nCHOICE: {text}", [(field, "choice")])
+        return Grammar(f"start: {json_rule(value, name)}", [(field, "JSON schema")])
+
+
+def json_rule(schema: Any, name: str = "json") -> str:
+    """Return what a grammar has for JSON that fits a schema; any object for `json_object`."""
+    schema = {"type": "object"} if name == "json_object" else closed(schema)
+    # As an object, it can have how spaces are written.
+    schema = {True: {}, False: {"not": {}}}[schema] if isinstance(schema, bool) else schema
+    return f"%json {msgspec.json.encode({**schema, 'x-guidance': COMPACT}).decode()}"
 
 
 #: Lower than llguidance's own: a mask is computed in a step, for which all answers wait, and the
@@ -81,8 +152,9 @@ class Mask:
         matcher: one of its own, which has read no token.
     """
 
-    def __init__(self, matcher: Any) -> None:
+    def __init__(self, matcher: Any, grammar: Grammar) -> None:
         self._matcher = matcher
+        self._grammar = grammar
         self.count = 0
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -98,7 +170,7 @@ class Mask:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise InputError(f"structured: {_first_line(self._matcher.get_error())}")
+            raise self._grammar.error(self._matcher.get_error())
 
     def bits(self) -> bytes:
         """Return a bit for each token that can follow."""
@@ -108,79 +180,89 @@ class Mask:
 
 
 class Shapes:
-    """Compiles shapes for one model, and keeps those that were used last."""
+    """Compiles shapes for one model in threads of its own, and keeps those that were used last."""
 
     def __init__(self, tokenizer: Any, end_tokens: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._end_tokens = list(end_tokens)
-        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(_COMPILERS, "shapes")
+        self._changed = threading.Condition()
         self._compiler: Any = None
-        self._kept: OrderedDict[bytes, Any] = OrderedDict()
+        # A matcher, or llguidance's reason against the shape, for each; and those in work.
+        self._kept: OrderedDict[tuple[str, bool], Any] = OrderedDict()
+        self._in_work: set[tuple[str, bool]] = set()
 
-    def mask(self, shape: Shape) -> Mask:
-        """Return a mask for a new answer.
+    def compiled(self, grammar: Grammar) -> Future[Any]:
+        """Return the matcher of a shape, for `mask`.
+
+        The future raises an InputError if the shape, or the model, is one for which there are no
+        masks.
 
         Raises:
-            InputError: the shape, or the model, is one for which there are no masks.
+            InputError: the shape is too long.
         """
-        name, value = shape.given()
-        key = msgspec.json.encode((name, value))
-        if len(key) > _SHAPE_CHARS:
-            raise InputError(f"structured.{name} has more than {_SHAPE_CHARS:,} characters")
-        with self._lock:
-            matcher = self._kept.get(key)
-        if matcher is None:
-            # Without the lock: the steps of other answers do not wait for it.
-            matcher = self._compiled(name, value)
-        with self._lock:
-            self._kept[key] = matcher
-            self._kept.move_to_end(key)
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-            return Mask(matcher.deep_copy())
+        if len(grammar.text) > _SHAPE_CHARS:
+            field, what = grammar.fields[0]
+            raise InputError(
+                f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
+            )
+        return self._threads.submit(self._matcher, grammar)
 
-    def _compiled(self, name: str, value: Any) -> Any:
-        llguidance = self._library()
+    def _matcher(self, grammar: Grammar) -> Any:
+        key = (grammar.text, grammar.regex)
+        with self._changed:
+            self._changed.wait_for(lambda: key not in self._in_work)
+            found = self._kept.get(key)
+            if found is None:
+                self._in_work.add(key)
+        try:
+            if found is None:
+                found = self._compile(grammar)
+        finally:
+            with self._changed:
+                self._in_work.discard(key)
+                if found is not None:
+                    self._kept[key] = found
+                    self._kept.move_to_end(key)
+                if len(self._kept) > _KEPT:
+                    self._kept.popitem(last=False)
+                self._changed.notify_all()
+        if isinstance(found, str):
+            raise grammar.error(found)
+        return found
+
+    def _compile(self, grammar: Grammar) -> Any:
+        """Return the matcher of a shape, or llguidance's reason against it."""
+        llguidance = self._library(grammar.field)
         make = llguidance.LLMatcher
         try:
-            if name == "json" or name == "json_object":
-                schema = {"type": "object"} if name == "json_object" else closed(value)
-                text = msgspec.json.encode(schema).decode()
-                grammar = make.grammar_from_json_schema(text, overrides=COMPACT)
-            elif name == "regex":
-                grammar = make.grammar_from_regex(value)
-            elif name == "choice":
-                choices = " | ".join(msgspec.json.encode(text).decode() for text in value)
-                grammar = make.grammar_from_lark(f"start: {choices}")
-            else:
-                grammar = make.grammar_from_lark(value)
+            convert = make.grammar_from_regex if grammar.regex else make.grammar_from_lark
             limits = llguidance.LLParserLimits(**_LIMITS)
-            matcher = make(self._compiler, grammar, log_level=0, limits=limits)
+            matcher = make(self._compiler, convert(grammar.text), log_level=0, limits=limits)
             # Now, and not in a step of the batch: the first one takes longest, and finds limits.
             matcher.compute_bitmask()
         except ValueError as error:
-            raise InputError(f"structured.{name}: {_first_line(str(error))}") from None
-        if matcher.is_error():
-            raise InputError(f"structured.{name}: {_first_line(matcher.get_error())}")
-        return matcher
+            return str(error)
+        return matcher.get_error() if matcher.is_error() else matcher
 
-    def _library(self) -> Any:
+    def _library(self, field: str) -> Any:
         try:
             import llguidance
             import llguidance.hf
         except ImportError:
             raise InputError(
-                "structured: the server lacks llguidance; install headrace[structured] there"
+                f"{field}: the server lacks llguidance; install headrace[structured] there"
             ) from None
-        if self._compiler is None:
-            if not self._end_tokens:
-                raise InputError("structured: the model has no end token; leave it out")
-            try:
-                self._compiler = llguidance.hf.from_tokenizer(
-                    self._tokenizer, eos_token=self._end_tokens
-                )
-            except ValueError as error:
-                raise InputError(f"structured: the model's tokenizer: {error}") from None
+        with self._changed:
+            if self._compiler is None:
+                if not self._end_tokens:
+                    raise InputError(f"{field}: the model has no end token; leave it out")
+                try:
+                    self._compiler = llguidance.hf.from_tokenizer(
+                        self._tokenizer, eos_token=self._end_tokens
+                    )
+                except ValueError as error:
+                    raise InputError(f"{field}: the model's tokenizer: {error}") from None
         return llguidance
 
 
@@ -191,7 +273,7 @@ def closed(schema: Any) -> Any:
     """
     try:
         written = msgspec.json.encode(schema).decode()
-        return schema if any(one in written for one in _JOINING) else _closed(schema)
+        return schema if any(word in written for word in _JOINING) else _closed(schema)
     except RecursionError:
         return schema
 
@@ -199,23 +281,19 @@ def closed(schema: Any) -> Any:
 def _closed(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
+    result = dict(schema)
     for name in ("properties", "$defs", "definitions"):
         if isinstance(inner := schema.get(name), dict):
-            found[name] = {key: _closed(one) for key, one in inner.items()}
+            result[name] = {key: _closed(member) for key, member in inner.items()}
     for name in ("items", "additionalProperties"):
         if name in schema:
-            found[name] = _closed(schema[name])
+            result[name] = _closed(schema[name])
     # With members of its own, a schema joins the others.
     joined = [name for name in ("anyOf", "oneOf", "$ref") if name in schema]
     if "properties" in schema and not joined and "patternProperties" not in schema:
-        found.setdefault("additionalProperties", False)
+        result.setdefault("additionalProperties", False)
     elif "properties" not in schema:
         for name in joined[:2]:
             if isinstance(listed := schema[name], list):
-                found[name] = [_closed(one) for one in listed]
-    return found
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:500]
+                result[name] = [_closed(member) for member in listed]
+    return result

@@ -24,7 +24,7 @@ from handlers.generation.calls import (
     CallFormat,
     CallParser,
 )
-from handlers.generation.structure import COMPACT, Shape, Shapes, closed
+from handlers.generation.structure import Grammar, Shape, json_rule
 from headrace.errors import InputError
 
 #: The values of the option `tool_format`.
@@ -32,10 +32,6 @@ Format = Literal["auto", "hermes", "llama3_json", "mistral"]
 _FORMATS: Final = {"hermes": HERMES, "llama3_json": LLAMA, "mistral": MISTRAL}
 #: How many calls a `required` answer can have. A small model does not end by itself.
 _CALLS_MAX: Final = 16
-#: The reason in an error of a grammar, behind the number of the line that is wrong.
-_WRONG_LINE: Final = re.compile(
-    r"structured\.grammar: at (\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)"
-)
 #: Mistral's templates take no longer ids, and no other characters.
 _MISTRAL_ID_CHARS: Final = 9
 
@@ -106,7 +102,7 @@ class Tools:
         names = {self.functions[n].name for n in self.places}
         return CallParser(form, names, None if self.parallel else 1)
 
-    def shape(self, form: CallFormat, answer: Shape | None) -> Shape | None:
+    def grammar(self, form: CallFormat, answer: Shape | None) -> Grammar | None:
         """Return what the answer must be; None for any text.
 
         Args:
@@ -123,50 +119,25 @@ class Tools:
         calls += _literal(form.closing)
         rules = [f"start: {calls}", "call: " + " | ".join(f"call{n}" for n in self.places)]
         rules += [f"call{n}: {_call_rule(form, self.functions[n])}" for n in self.places]
+        fields = [("tools", "set of schemas")] * 2
+        fields += [(f"tools[{n}].function.parameters", "JSON schema") for n in self.places]
         if not self.forced and answer is not None:
             name, value = answer.given()
+            fields[0] = answer.as_grammar().fields[0]
             if name not in ("json", "json_object"):
-                raise InputError(f"structured.{name} and tools exclude each other; leave one out")
-            schema = value if name == "json" else {"type": "object"}
-            rules[0] = f"start: {calls} | %json {_schema(schema)}"
-        return Shape(grammar="\n".join(rules))
-
-    def check_shape(self, shapes: Shapes, shape: Shape) -> None:
-        """Compile what the answer must be.
-
-        Raises:
-            InputError: a schema is one for which there are no masks.
-        """
-        try:
-            shapes.mask(shape)
-        except InputError as error:
-            found = _WRONG_LINE.match(str(error))
-            if found is None:
-                reason = str(error).removeprefix("structured").removeprefix(".grammar")
-                raise InputError(f"tools{reason}") from None
-            # The rules of the calls begin in the third line.
-            line = int(found[1]) - 3
-            place = "structured.json"
-            if line >= 0:
-                place = f"tools[{self.places[line]}].function.parameters"
-            raise InputError(f"{place}: {found[2]}") from None
+                raise InputError(f"{fields[0][0]} and tools exclude each other; leave one out")
+            rules[0] += f" | {json_rule(value, name)}"
+        return Grammar("\n".join(rules), fields)
 
 
 def _call_rule(form: CallFormat, function: Function) -> str:
     before, _, after = form.call(function.name, "\0").partition("\0")
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-    return f"{_literal(before)}%json {_schema(function.parameters or nothing)}{_literal(after)}"
+    return f"{_literal(before)}{json_rule(function.parameters or nothing)}{_literal(after)}"
 
 
 def _literal(text: str) -> str:
     return f" {json.dumps(text)} " if text else ""
-
-
-def _schema(schema: Any) -> str:
-    schema = closed(schema)
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": COMPACT}
-    return msgspec.json.encode(schema).decode()
 
 
 def read_tools(tools: Any, choice: Any, *, parallel: bool) -> Tools | None:
@@ -202,8 +173,8 @@ def read_tools(tools: Any, choice: Any, *, parallel: bool) -> Tools | None:
                 '{"type": "object", "properties": {...}}'
             )
     if not isinstance(choice, _Named):
-        found = Tools(functions, range(len(places)), choice == "required", parallel)
-        return None if choice == "none" else found
+        tools = Tools(functions, range(len(places)), choice == "required", parallel)
+        return None if choice == "none" else tools
     name = choice.function.name
     if name not in places:
         raise InputError(f"tool_choice.function.name: there is no tool {name!r}; name one of tools")
@@ -282,8 +253,8 @@ def _tool_message(
     """Return a message; `names` has the tools of the calls so far, by the ids of these."""
     message = dict(message)
     if calls := message.pop("tool_calls", None):
-        message["tool_calls"] = found = _calls(f"{place}.tool_calls", calls, short=short)
-        names |= {one["id"]: one["function"]["name"] for one in found if "id" in one}
+        message["tool_calls"] = calls = _calls(f"{place}.tool_calls", calls, short=short)
+        names |= {call["id"]: call["function"]["name"] for call in calls if "id" in call}
         if message.get("content") is None:
             message["content"] = ""
     if message.get("role") == "tool":
@@ -301,15 +272,15 @@ def _calls(place: str, given: Any, *, short: bool) -> list[dict[str, Any]]:
         calls = msgspec.convert(given, list[_Call])
     except msgspec.ValidationError as error:
         raise _misfit(place, error) from None
-    found = []
+    checked = []
     for n, call in enumerate(calls):
         arguments = arguments_of(call.function.arguments)
         if arguments is None:
             raise InputError(f"{place}[{n}].function.arguments is no JSON object")
         function = {"name": call.function.name, "arguments": arguments}
         own_id = {} if call.id is None else {"id": _short_id(call.id) if short else call.id}
-        found.append({"type": "function", "function": function, **own_id})
-    return found
+        checked.append({"type": "function", "function": function, **own_id})
+    return checked
 
 
 def arguments_of(given: Any) -> dict[str, Any] | None:
@@ -334,30 +305,30 @@ def plain_chat(
     chat: Sequence[dict[str, Any]], functions: Sequence[Function], form: CallFormat
 ) -> list[dict[str, Any]]:
     """Return a chat for a template that knows no tools, with all of them in ordinary messages."""
-    found: list[dict[str, Any]] = []
+    plain: list[dict[str, Any]] = []
     role = ""
     for message in chat:
         follows, role = role == "tool", message["role"]
         content = message["content"]
         if calls := message.get("tool_calls"):
-            called = [one["function"] for one in calls]
-            written = form.calls([(one["name"], _json(one["arguments"])) for one in called])
+            called = [call["function"] for call in calls]
+            written = form.calls([(f["name"], _json(f["arguments"])) for f in called])
             content = "\n".join(filter(None, (content, written)))
             message = {"role": role, "content": content}
         elif role == "tool":
             content = f"<tool_response>\n{content}\n</tool_response>"
             if follows:
-                found[-1]["content"] += f"\n{content}"
+                plain[-1]["content"] += f"\n{content}"
                 continue
             message = {"role": "user", "content": content}
-        found.append(message)
+        plain.append(message)
     if functions:
         text = _system_text(functions, form)
-        if found[0]["role"] == "system":
-            found[0] = {**found[0], "content": f"{found[0]['content']}\n\n{text}"}
+        if plain[0]["role"] == "system":
+            plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{text}"}
         else:
-            found.insert(0, {"role": "system", "content": text})
-    return found
+            plain.insert(0, {"role": "system", "content": text})
+    return plain
 
 
 def _system_text(functions: Sequence[Function], form: CallFormat) -> str:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
 from handlers.generation.penalties import Penalties
+from handlers.generation.structure import Grammar
 from headrace.errors import ConfigError
 from headrace.generator import Budget
 
@@ -54,6 +55,7 @@ class VllmEngine(Engine):
     ) -> None:
         try:
             import vllm
+            import vllm.config
             from vllm.v1.engine.async_llm import AsyncLLM
         except ImportError as error:
             raise ConfigError(
@@ -71,7 +73,8 @@ class VllmEngine(Engine):
             dtype=dtype,
             max_model_len=context,
             max_num_seqs=slots,
-            skip_tokenizer_init=True,
+            # It takes the grammars of `structure`, and needs the tokenizer for their masks.
+            structured_outputs_config=vllm.config.StructuredOutputsConfig(backend="guidance"),
             disable_log_stats=True,
             enable_prefix_caching=prefix_cache,
         )
@@ -112,15 +115,22 @@ class VllmEngine(Engine):
             # Tokens of the answer that are in the prompt count too.
             min_tokens=max(0, asked.min_tokens - prompt.position),
             ignore_eos=prompt.ignore_end,
-            # vLLM has no tokenizer here that has the model's own.
+            # Those of generation_config.json, which vLLM does not read here.
             stop_token_ids=prompt.ends(self._end_tokens),
             detokenize=False,
+            structured_outputs=self._structured(prompt.grammar),
             output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )
         future = asyncio.run_coroutine_threadsafe(
             self._read(prompt_id, name, prompt, parameters), self._loop
         )
         self._running[prompt_id] = (name, future)
+
+    def _structured(self, grammar: Grammar | None) -> Any:
+        if grammar is None:
+            return None
+        member = {"regex" if grammar.regex else "grammar": grammar.text}
+        return self._vllm.sampling_params.StructuredOutputsParams(**member)
 
     async def _read(self, prompt_id: str, name: str, prompt: Prompt, parameters: Any) -> None:
         """Put what vLLM returns for one prompt into the queue."""

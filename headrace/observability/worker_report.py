@@ -349,6 +349,7 @@ class ModelState(msgspec.Struct, frozen=True):
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         preprocess: where its `preprocess` runs, and why; "" for a generator.
         held: how many jobs the worker has claimed and not settled.
+        yields: its handler can send pieces of a result.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -373,6 +374,7 @@ class ModelState(msgspec.Struct, frozen=True):
     preprocess: str = ""
     held: int = 0
     generation: GenerationState | None = None
+    yields: bool = False
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ from headrace.errors import (
     ResultNotStored,
     StoreError,
 )
-from headrace.jobs.values.encoding import from_kombu
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.store import PayloadEntry, PayloadMissing
 from headrace.payloads.stores import THREADS, PayloadStores, read_parts
@@ -141,7 +140,7 @@ class PayloadTransfer:
         try:
             if result is None:
                 return TransferOutcome(job, self._fetch(job))
-            body = plain_result(result.result, result.content_type)
+            body = result.result
             self._stores.put(result.entry, body, bounded=False)
         except (StoreError, BrokerError):
             raise
@@ -210,9 +209,3 @@ def _failed(task: _Transfer, why: str) -> TransferOutcome:
     else:
         error = ResultNotStored(f"the result cannot be stored: {why}")
     return TransferOutcome(task.job, result=task.result, error=error, retryable=True)
-
-
-def plain_result(result: bytes, content_type: str) -> bytes:
-    """Return a result as `GET .../result` returns it, from the model process' JSON."""
-    body = from_kombu(result) if content_type else None
-    return result if body is None else body

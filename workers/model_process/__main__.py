@@ -154,7 +154,8 @@ def _become_ready(
         profiler.every(config["profile"]["every"], config["profile"]["batches"])
     helpers = [process.process.pid for process in processes]
     overlap = overlaps(executor.handler) and not continuous
-    frames.send(Loaded(load_s, fits, helpers, overlap, continuous, variant, preprocess))
+    yields = continuous or executor.yields
+    frames.send(Loaded(load_s, fits, helpers, overlap, continuous, variant, preprocess, yields))
     return executor
 
 

@@ -106,6 +106,11 @@ class BatchExecutor:
         self._streams = inspect.isgeneratorfunction(self.handler.inference)
         self._sends_pieces = isinstance(self.handler, SendsPieces)
 
+    @property
+    def yields(self) -> bool:
+        """Whether the handler can send pieces of a result."""
+        return self._streams or self._sends_pieces
+
     def report_progress_to(self, send: Callable[[int, list[list[Any]]], None]) -> None:
         """Pass the handler's progress on: `send` takes a batch's number and rows."""
         self.reporter = ProgressReporter(send, shared=not overlaps(self.handler))

@@ -21,7 +21,7 @@ from handlers import loader
 from handlers.extension import handler_parts
 from headrace.errors import HandlerError, HeadraceError, InvalidRequest, JobError, OutOfMemory
 from headrace.handler import Response
-from headrace.jobs.values.encoding import from_kombu, kombu_bytes, strict_json
+from headrace.jobs.values.encoding import strict_json
 from headrace.jobs.values.media_types import BINARY_TYPE
 from headrace.jobs.values.plain_values import plain
 from headrace.jobs.values.value_check import ValueCheck, summary
@@ -92,8 +92,8 @@ _BYTES: Final = (bytes, bytearray, memoryview)
 #: Results that need a form of their own. One check rules all of them out, as most results do.
 _OTHER: Final = (Response, bytes, bytearray, memoryview, msgspec.Raw)
 
-#: [true, result JSON, content type or ""] or [false, code, message, retryable, traceback], and then
-#: perhaps the JSON of an `ErrorResponse`.
+#: [true, result JSON, ""], [true, the bytes of another result, their content type], or
+#: [false, code, message, retryable, traceback] and then perhaps the JSON of an `ErrorResponse`.
 Outcome = list[Any]
 
 
@@ -136,7 +136,7 @@ def _not_encodable(error: Exception) -> Outcome:
 
 
 def encode_result(result: Any) -> Outcome:
-    """Encode a result; bytes take the form that stock Celery clients decode to bytes.
+    """Encode a result: its JSON text and "", or its bytes and their content type.
 
     Raises:
         TypeError: it holds a value that JSON cannot express, or a Response whose body is not bytes.
@@ -151,10 +151,10 @@ def encode_result(result: Any) -> Outcome:
         kind = result.content_type or BINARY_TYPE
         if result.headers or result.status != ResponseDetails.status:
             kind = with_details(kind, ResponseDetails(result.status, result.headers))
-        return [True, kombu_bytes(bytes(result.body)), kind]
+        return [True, bytes(result.body), kind]
     if isinstance(result, msgspec.Raw):
         return [True, _checked(bytes(result)), ""]
-    return [True, kombu_bytes(bytes(result)), BINARY_TYPE]
+    return [True, bytes(result), BINARY_TYPE]
 
 
 def checked(outcome: Outcome, check: ValueCheck) -> Outcome:
@@ -164,7 +164,7 @@ def checked(outcome: Outcome, check: ValueCheck) -> Outcome:
     _, text, given_type = outcome
     content_type, _ = split_details(given_type)
     try:
-        mistakes = check.of_payload(from_kombu(text) or b"" if content_type else text, content_type)
+        mistakes = check.of_payload(text, content_type)
     except InvalidRequest as error:
         return failure(HandlerError(f"the result does not have its type: {error.message}"))
     if not mistakes:

@@ -18,7 +18,6 @@ import msgspec
 from headrace.handler import Context
 from headrace.jobs.options import InputDetails
 from headrace.jobs.progress import Progress
-from headrace.jobs.values.encoding import from_kombu
 from headrace.jobs.values.value_check import ERRORS_MAX, check_of, summary
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
@@ -113,8 +112,7 @@ def _print(result: Any) -> int:
         return 1
     _, text, content_type = outcome
     if content_type:
-        body = from_kombu(text) or b""
-        _say(f"a result of {len(body)} bytes, {content_type}: {body[:_PREVIEW_BYTES]!r}")
+        _say(f"a result of {len(text)} bytes, {content_type}: {text[:_PREVIEW_BYTES]!r}")
     else:
         sys.stdout.write(text.decode() + "\n")
     return 0

@@ -23,6 +23,7 @@ import msgspec
 from headrace.config.model.catalog import ModelConfig
 from headrace.errors import NOT_STARTED, HeadraceError
 from headrace.jobs.message import InputSource
+from headrace.jobs.values.encoding import kombu_bytes
 from headrace.jobs.values.media_types import is_json
 from headrace.payloads.store import PayloadEntry
 from headrace.redis.scripts.jobs import ClaimReply
@@ -335,15 +336,13 @@ class PendingResult(NamedTuple):
     """A result to store, and the settlement that names it.
 
     Attributes:
-        result: JSON text, as the model process wrote it.
-        content_type: empty if the result is JSON.
+        result: JSON text, or the bytes of another result.
     """
 
     job: LeasedJob
     settlement: Settlement
     entry: PayloadEntry
     result: bytes
-    content_type: str
 
 
 class TransferOutcome(NamedTuple):
@@ -385,13 +384,13 @@ class PendingPayloads:
         self.in_transfer[job.token] = job
         self._fetches.append(job)
 
-    def must_store(self, job: LeasedJob, result: bytes) -> bool:
-        """Return whether a result is too long for its Celery result."""
+    def must_store(self, job: LeasedJob, size: int) -> bool:
+        """Return whether a result of `size` bytes is too long for its Celery result."""
         message = job.message
         if not self.store or message is None or message.ignore_result:
             return False
         limit = self.inline_limit_bytes if message.ours else STOCK_RESULT_MAX_BYTES
-        return len(result) > limit
+        return size > limit
 
     def add_result(self, result: PendingResult) -> None:
         """Store a result before its job is settled."""
@@ -477,7 +476,7 @@ class PendingCallbacks:
         """Keep the results that callbacks need."""
         for job, outcome in zip(jobs, outcomes, strict=True):
             if job.canvas is not None and not job.dropped and outcome[0]:
-                job.result = outcome[1]
+                job.result = kombu_bytes(outcome[1]) if outcome[2] else outcome[1]
 
     def hold_for_callbacks(self, settlements: list[Settlement]) -> list[Settlement]:
         """Keep the settlements that must wait for callbacks; return the others."""

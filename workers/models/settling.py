@@ -6,7 +6,7 @@ from typing import Final
 
 from headrace.errors import JobCancelled
 from headrace.jobs.job import batch_text
-from headrace.jobs.values.encoding import kombu_size
+from headrace.jobs.values.encoding import kombu_bytes
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.observability.worker_report import Wait
 from headrace.payloads.store import new_entry
@@ -70,17 +70,15 @@ def settle_batch(
                 retries=retries, response=response[0] if response else b"",
             )  # fmt: skip
             ready.append(settlement)
-        elif len(outcome[1]) > inline_max and payloads.must_store(job, outcome[1]):
+        elif len(outcome[1]) > inline_max and payloads.must_store(job, len(outcome[1])):
             entry = new_entry(payloads.store, job.id, model, "r")
-            _, body, content_type = outcome
-            size, kind = len(body), JSON_TYPE
-            if content_type:
-                size, kind = kombu_size(body), content_type
-            settlement = stored(job, entry.ref, size, kind, text, run, done)
-            payloads.add_result(PendingResult(job, settlement, entry, body, content_type))
+            _, body, kind = outcome
+            settlement = stored(job, entry.ref, len(body), kind or JSON_TYPE, text, run, done)
+            payloads.add_result(PendingResult(job, settlement, entry, body))
             storing.append(settlement)
         else:
-            ready.append(succeeded(job, outcome[1], outcome[2], text, run, done))
+            _, body, kind = outcome
+            ready.append(succeeded(job, kombu_bytes(body) if kind else body, kind, text, run, done))
     waits.append((len(batch.jobs) - counted, hold_s, wait_s))
     return ready, storing, waits
 

@@ -137,6 +137,7 @@ def model_report(model: ServedModel) -> dict[str, Any]:
         ],
         "variant": next((r.variant for r in model.replicas if r.variant), ""),
         "preprocess": next((r.preprocess for r in model.replicas if r.preprocess), ""),
+        "yields": any(replica.yields for replica in model.replicas),
         "memory_mib": round(model.load_mib),
         "pids": [r.process.pid for r in model.replicas if r.process is not None],
         "processes": [

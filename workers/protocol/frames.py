@@ -160,6 +160,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
         continuous: its handler is a generator.
         variant: which variant of its module runs, in words; "" without the option `optimize`.
         preprocess: where `preprocess` runs, and why; "" for a generator.
+        yields: its handler can send pieces of a result.
     """
 
     load_s: float
@@ -169,6 +170,7 @@ class Loaded(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     continuous: bool
     variant: str
     preprocess: str
+    yields: bool = False
 
 
 class NotLoaded(msgspec.Struct, frozen=True, array_like=True, tag="failed"):

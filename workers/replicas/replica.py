@@ -121,6 +121,7 @@ class Replica:
     continuous: bool = False
     variant: str = ""
     preprocess: str = ""
+    yields: bool = False
     room: int = 0
     offline_room: int = 0
     generation: GenerationState = IDLE
@@ -350,6 +351,7 @@ class Replica:
         self.fits, self.helpers = process.fits, process.helpers
         self.overlap, self.continuous = process.overlap, process.continuous
         self.variant, self.preprocess = process.variant, process.preprocess
+        self.yields = process.yields
 
     def overdue(self, now: float) -> bool:
         """Handle a load or a stop that takes too long; return whether to give up the process."""

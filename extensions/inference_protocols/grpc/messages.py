@@ -8,8 +8,14 @@ from typing import Any, Final
 
 from api.grpc.protos import Protos
 from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
-from extensions.inference_protocols.tensors.envelope import RequestedOutput, Tensor
-from extensions.inference_protocols.tensors.requests import InferRequest, Unsupported, Value
+from extensions.inference_protocols.tensors.envelope import Tensor
+from extensions.inference_protocols.tensors.requests import (
+    SHARED,
+    InferRequest,
+    Value,
+    no_shared_memory,
+    wanted_output,
+)
 from headrace.errors import InvalidRequest
 
 PROTOS: Final = Protos(Path(__file__).parent / "protos" / "inference.binpb")
@@ -24,11 +30,6 @@ _FIELDS: Final = {
     "UINT16": "uint_contents", "UINT32": "uint_contents", "UINT64": "uint64_contents",
     "FP32": "fp32_contents", "FP64": "fp64_contents", BYTES: "bytes_contents",
 }  # fmt: skip
-_CLASSES: Final = "classification"
-_SHARED: Final = "shared_memory_region"
-NO_SHARED_MEMORY: Final = (
-    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-)
 
 
 def parameters_of(message: Any) -> dict[str, Value]:
@@ -56,11 +57,13 @@ def read_request(message: Any) -> InferRequest:
             f"model '{message.model_name[:256]}'. Send one for each, or none"
         )
     for place, one in enumerate(message.inputs):
-        if _SHARED in one.parameters:
-            raise Unsupported(NO_SHARED_MEMORY)
+        if SHARED in one.parameters:
+            raise no_shared_memory()
         data = _raw(one, raw[place] if raw else None, message.model_name[:256])
         inputs.append(Tensor(one.name, one.datatype, list(one.shape), data))
-    wanted = [_wanted(one) for one in message.outputs]
+    wanted = [
+        wanted_output(one.name, parameters_of(one))._replace(binary=True) for one in message.outputs
+    ]
     return InferRequest(inputs, wanted, message.id, parameters_of(message))
 
 
@@ -84,16 +87,6 @@ def _raw(one: Any, raw: bytes | None, model: str) -> Raw:
         raise InvalidRequest(f"unexpected {others[0]} for {where}, which is {one.datatype}")
     values = list(getattr(one.contents, field))
     return joined(values) if one.datatype == BYTES else raw_of(one.datatype, values)
-
-
-def _wanted(one: Any) -> RequestedOutput:
-    parameters = parameters_of(one)
-    if _SHARED in parameters:
-        raise Unsupported(NO_SHARED_MEMORY)
-    classes = parameters.get(_CLASSES, 0)
-    if type(classes) is not int or classes < 0:
-        raise InvalidRequest(f"parameter '{_CLASSES}' of output '{one.name}' is no number")
-    return RequestedOutput(one.name, True, classes)
 
 
 def write_response(

@@ -8,19 +8,23 @@ from google.protobuf import json_format
 
 from api.auth.authenticator import Open
 from api.grpc.calls import Answer, Method
-from api.grpc.server import GrpcServer, Place
 from api.http.messages import Request
-from api.services import Part, Services
+from api.services import Services
 from api.submission.job_request import idempotency_key, request_trace
 from extensions.inference_protocols.grpc.messages import (
-    NO_SHARED_MEMORY,
     PACKAGE,
     PROTOS,
     read_request,
     write_response,
 )
-from extensions.inference_protocols.grpc.stream import JOB, stream_infer
-from extensions.inference_protocols.jobs.inference import Call, job_request, outputs_of, run
+from extensions.inference_protocols.grpc.stream import stream_infer
+from extensions.inference_protocols.jobs.inference import (
+    JOB,
+    Call,
+    job_request,
+    outputs_of,
+    run,
+)
 from extensions.inference_protocols.models import repository
 from extensions.inference_protocols.models.descriptions import (
     config_of,
@@ -29,7 +33,7 @@ from extensions.inference_protocols.models.descriptions import (
 )
 from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
-from extensions.inference_protocols.tensors.requests import Unsupported
+from extensions.inference_protocols.tensors.requests import Unsupported, no_shared_memory
 from headrace.access.api_key import Scope
 from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
 
@@ -75,7 +79,7 @@ async def _metadata(services: Services, _: Request, message: Any, _context: Any)
 
 async def _config(services: Services, _: Request, message: Any, _context: Any) -> Any:
     model = await model_for(services, message.name, message.version)
-    return _reply("ModelConfig", {"config": config_of(model)})
+    return _reply("ModelConfig", {"config": await config_of(services, model)})
 
 
 async def _statistics(services: Services, _: Request, message: Any, _context: Any) -> Any:
@@ -140,13 +144,12 @@ def _same(name: str) -> Answer:
     return answer
 
 
-def _refused(text: str) -> Answer:
-    """Return a method that is not supported."""
+async def _register(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+    raise no_shared_memory()
 
-    async def answer(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
-        raise Unsupported(text)
 
-    return answer
+async def _settings(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+    raise Unsupported("traces and logs are set by the settings of the server")
 
 
 def _shared_memory(kind: str) -> dict[str, Method]:
@@ -154,12 +157,11 @@ def _shared_memory(kind: str) -> dict[str, Method]:
     name = f"{kind}SharedMemory"
     return {
         f"{name}Status": Method(_same(f"{name}Status"), Scope.READ),
-        f"{name}Register": Method(_refused(NO_SHARED_MEMORY), Scope.MANAGE),
+        f"{name}Register": Method(_register, Scope.MANAGE),
         f"{name}Unregister": Method(_same(f"{name}Unregister"), Scope.MANAGE),
     }
 
 
-_NO_SETTINGS: Final = _refused("traces and logs are set by the settings of the server")
 METHODS: Final = {
     "ServerLive": Method(_live, Open.ALWAYS),
     "ServerReady": Method(_ready, Open.ALWAYS),
@@ -175,12 +177,6 @@ METHODS: Final = {
     "RepositoryModelUnload": Method(_unload, Scope.MANAGE),
     **_shared_memory("System"),
     **_shared_memory("Cuda"),
-    "TraceSetting": Method(_NO_SETTINGS, Scope.MANAGE),
-    "LogSettings": Method(_NO_SETTINGS, Scope.MANAGE),
+    "TraceSetting": Method(_settings, Scope.MANAGE),
+    "LogSettings": Method(_settings, Scope.MANAGE),
 }
-
-
-def part(services: Services, port: int, setting: str) -> Part:
-    """Return the server on a port, as a part of the process."""
-    place = Place(services.settings.host, port, setting, tls=True)
-    return GrpcServer(services, place, PROTOS, {SERVICE: METHODS}).part

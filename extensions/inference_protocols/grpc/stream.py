@@ -25,7 +25,7 @@ from extensions.inference_protocols.grpc.messages import (
     read_request,
     write_response,
 )
-from extensions.inference_protocols.jobs.inference import Call, job_request, outputs_of
+from extensions.inference_protocols.jobs.inference import JOB, Call, job_request, outputs_of
 from extensions.inference_protocols.jobs.pieces import run_in_pieces, tensors_of
 from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensors.declarations import declaration_of
@@ -33,8 +33,6 @@ from headrace.access.api_key import Scope
 from headrace.errors import HeadraceError, drop_tracebacks
 from headrace.jobs.job import Job
 
-#: The metadata of a call, and the parameter of a response, with the id of the job.
-JOB: Final = "headrace-job"
 _NEEDS: Final[Needs] = Scope.SUBMIT
 #: Metadata of a client that wants an error as the end of the stream.
 _ERRORS_END: Final = b"triton_grpc_error"
@@ -43,7 +41,7 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 
 
 async def stream_infer(
-    services: Services, request: Request, messages: AsyncIterator[Any], context: Any
+    services: Services, request: Request, messages: AsyncIterator[tuple[Any, int]], context: Any
 ) -> None:
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
     take_stream(services, request)

@@ -149,6 +149,9 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
     """
     if not isinstance(given, TensorInput) or isinstance(result, Response):
         return result
+    if isinstance(result, str) and not result and [one.datatype for one in declared] != [BYTES]:
+        # A handler that yields has yielded nothing.
+        return Response(*write_outputs(()))
     by_name = _by_name(result, declared)
     known = {tensor.name: tensor for tensor in declared}
     wanted = given.wanted or [RequestedOutput(name) for name in by_name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import zlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -23,22 +22,20 @@ from extensions.inference_protocols.tensors.datatypes import (
     too_deep,
 )
 from extensions.inference_protocols.tensors.declarations import Declaration
-from extensions.inference_protocols.tensors.envelope import DATA_SIZE, RequestedOutput, Tensor
+from extensions.inference_protocols.tensors.envelope import DATA_SIZE, Tensor
 from extensions.inference_protocols.tensors.requests import (
+    SHARED,
     InferRequest,
-    Unsupported,
     Value,
+    no_shared_memory,
     of_value,
+    wanted_output,
 )
 from headrace.config.inputs.tensors import ANY_SIZE
-from headrace.errors import InvalidRequest, PayloadTooLarge
+from headrace.errors import InvalidRequest
 
 LENGTH: Final = b"inference-header-content-length"
-#: Codings, with the windows by which zlib knows them: of a gzip member, and of a zlib stream.
-_WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-_BINARY: Final = "binary_data"
 _BINARY_ALL: Final = "binary_data_output"
-_CLASSES: Final = "classification"
 #: msgspec's texts for a member that is missing, or of a wrong type, with rapidjson's words.
 _MISSING: Final = re.compile(r"missing required field `(\w+)`")
 _WRONG: Final = re.compile(r"^Expected `(\w+)`.* - at `\$\.(?:.*\.)?(\w+)(?:\[\.\.\.\]|\[\d+\])?`$")
@@ -68,38 +65,6 @@ class _Request(msgspec.Struct):
 
 
 _DECODE: Final = msgspec.json.Decoder(_Request).decode
-
-
-def decompressed(body: bytes, coding: str, limit_bytes: int) -> bytes:
-    """Return the bytes of a body with a content coding; it may become as long as the limit.
-
-    Raises:
-        Unsupported: the coding is unknown.
-        InvalidRequest: the body has another.
-        PayloadTooLarge: it becomes longer.
-    """
-    window = _WINDOWS.get(coding)
-    if window is None:
-        raise Unsupported("Unsupported compression type")
-    stream = zlib.decompressobj(window)
-    try:
-        found = stream.decompress(body, limit_bytes + 1)
-    except zlib.error as error:
-        raise InvalidRequest(f"the body is not {coding}: {error}") from None
-    if len(found) > limit_bytes:
-        raise PayloadTooLarge(
-            f"the body has more than {limit_bytes} bytes once it is decompressed",
-            hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
-        )
-    if not stream.eof:
-        raise InvalidRequest(f"the body is not {coding}: it is not complete")
-    return found
-
-
-def compressed(body: bytes, coding: str) -> bytes:
-    """Return a body in a content coding."""
-    stream = zlib.compressobj(1, wbits=_WINDOWS[coding])
-    return stream.compress(body) + stream.flush()
 
 
 def read_request(body: bytes, header: bytes, declared: Declaration) -> InferRequest:
@@ -166,6 +131,8 @@ def _read(
     inputs, as_it_came = [], bool(rest)
     for one in given.inputs:
         size = one.parameters.get(DATA_SIZE)
+        if SHARED in one.parameters:
+            raise no_shared_memory()
         if size is None:
             as_it_came = False
             inputs.append(Tensor(one.name, one.datatype, one.shape, _values(one)))
@@ -185,7 +152,7 @@ def _read(
         rest = rest[size:]
     if rest:
         raise InvalidRequest(f"unexpected additional input data for model '{declared.model}'")
-    wanted = [_wanted(one) for one in given.outputs]
+    wanted = [wanted_output(one.name, one.parameters) for one in given.outputs]
     return InferRequest(
         inputs, wanted, given.id, given.parameters,
         binary=given.parameters.get(_BINARY_ALL) is True,
@@ -208,15 +175,6 @@ def _values(one: _Input) -> bytes:
             "Unable to parse 'data': Shape does not match true shape of 'data' field"
         )
     return raw_of(one.datatype, values)
-
-
-def _wanted(one: _Output) -> RequestedOutput:
-    binary, classes = one.parameters.get(_BINARY), one.parameters.get(_CLASSES, 0)
-    if binary is not None and type(binary) is not bool:
-        raise InvalidRequest(f"parameter '{_BINARY}' of output '{one.name}' is no boolean")
-    if type(classes) is not int or classes < 0:
-        raise InvalidRequest(f"parameter '{_CLASSES}' of output '{one.name}' is no number")
-    return RequestedOutput(one.name, binary, classes)
 
 
 def _raw_request(body: bytes, declared: Declaration) -> InferRequest:

@@ -10,7 +10,7 @@ import msgspec
 from api.http.bodies import read_body
 from api.http.messages import NO_STORE, Reply, Request, json_reply
 from api.services import Services
-from extensions.inference_protocols.http.errors import error_reply
+from extensions.inference_protocols.jobs.over_http import error_reply
 from extensions.inference_protocols.models import repository
 from extensions.inference_protocols.models.descriptions import (
     config_of,
@@ -19,14 +19,11 @@ from extensions.inference_protocols.models.descriptions import (
 )
 from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
 from extensions.inference_protocols.models.statistics import statistics_of
-from extensions.inference_protocols.tensors.requests import Unsupported
+from extensions.inference_protocols.tensors.requests import Unsupported, no_shared_memory
 from headrace.errors import BrokerError, InvalidRequest, ModelNotFound
 
 _BODY_MAX_BYTES: Final = 256 * 1024
 _NOT_READY: Final = InvalidRequest("Model version not ready")
-_SHARED: Final = (
-    "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
-)
 _TRACE: Final = {
     "trace_level": ["OFF"], "trace_rate": "1000", "trace_count": "-1", "log_frequency": "0",
     "trace_file": "", "trace_mode": "triton",
@@ -83,7 +80,7 @@ async def metadata(services: Services, _: Request, model: str, version: str = ""
 
 async def config(services: Services, _: Request, model: str, version: str = "") -> Reply:
     """Return the configuration of a model."""
-    return json_reply(config_of(await model_for(services, model, version)))
+    return json_reply(await config_of(services, await model_for(services, model, version)))
 
 
 async def statistics(services: Services, _: Request, model: str = "", version: str = "") -> Reply:
@@ -138,8 +135,8 @@ async def unregister(_services: Services, _: Request, *_of: str) -> Reply:
 
 
 async def register(_services: Services, _: Request, *_of: str) -> Reply:
-    """Refuse shared memory: the client may be on another host than the model."""
-    raise Unsupported(_SHARED)
+    """Refuse shared memory."""
+    raise no_shared_memory()
 
 
 async def change_setting(_services: Services, _: Request, *_of: str) -> Reply:

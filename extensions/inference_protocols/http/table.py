@@ -9,8 +9,8 @@ from api.auth.authenticator import Open
 from api.http.messages import Reply
 from api.routes.table import Operation
 from extensions.inference_protocols.http import endpoints
-from extensions.inference_protocols.http.errors import error_reply
 from extensions.inference_protocols.http.infer import infer
+from extensions.inference_protocols.jobs.over_http import error_reply
 from headrace.access.api_key import Scope
 from headrace.errors import HeadraceError
 

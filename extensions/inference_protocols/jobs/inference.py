@@ -50,6 +50,8 @@ from headrace.jobs.trace_context import Trace
 from headrace.jobs.values.encoding import binary_input, from_kombu
 from headrace.jobs.values.media_types import JSON_TYPE
 
+#: The header, metadata or parameter with the id of the job that a request has made.
+JOB: Final = "headrace-job"
 #: Parameters of a request that belong to the protocol.
 _SEQUENCE, _PRIORITY, _TIMEOUT = "sequence_id", "priority", "timeout"
 #: The least important priority of a job.
@@ -181,8 +183,13 @@ async def run(services: Services, call: Call, request: ValidatedRequest) -> Job:
         await cancel(services, request)
         if services.waiters.closing:
             raise server_stops(job.id)
-        raise JobTimeout(f"the job {job.id} did not end within max_wait_s, {wait_s:g} s")
+        raise too_late(job.id, wait_s)
     return job
+
+
+def too_late(job_id: str, wait_s: float) -> JobTimeout:
+    """Return the error for a client that has waited for a job too long."""
+    return JobTimeout(f"the job {job_id} did not end within max_wait_s, {wait_s:g} s")
 
 
 def server_stops(job_id: str) -> BrokerUnavailable:

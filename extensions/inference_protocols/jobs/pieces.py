@@ -13,7 +13,7 @@ from api.routes.jobs.events import LOOK_AGAIN_S
 from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
-from extensions.inference_protocols.jobs.inference import cancel, never, server_stops
+from extensions.inference_protocols.jobs.inference import cancel, never, server_stops, too_late
 from extensions.inference_protocols.tensors.datatypes import BYTES, flat, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import OUTPUT, Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
@@ -37,6 +37,7 @@ async def run_in_pieces(
     If the iterator is closed before, the job is cancelled.
 
     Raises:
+        JobTimeout: for `max_wait_s` there was neither a piece nor the end.
         TransientError: the job began again after the client got pieces.
         HeadraceError: it is refused, or Redis does not answer.
     """
@@ -46,7 +47,7 @@ async def run_in_pieces(
         end = asyncio.create_task(submit_and_wait(services, request, never, math.inf))
         end.add_done_callback(lambda _: follower.wake())
         try:
-            while events := await _next(follower, end):
+            while events := await _next(services, request, follower, end):
                 for piece in _pieces(events):
                     yield piece
             job, _ = await end
@@ -65,7 +66,18 @@ async def run_in_pieces(
                 await asyncio.shield(cancel(services, request))
 
 
-async def _next(follower: LogFollower, end: asyncio.Task[Any]) -> Sequence[LogEvent]:
+async def _next(
+    services: Services, request: ValidatedRequest, follower: LogFollower, end: asyncio.Task[Any]
+) -> Sequence[LogEvent]:
+    wait_s = services.settings.max_wait_s
+    try:
+        async with asyncio.timeout(wait_s):
+            return await _grown(follower, end)
+    except TimeoutError:
+        raise too_late(request.identity.job_id, wait_s) from None
+
+
+async def _grown(follower: LogFollower, end: asyncio.Task[Any]) -> Sequence[LogEvent]:
     """Wait until the log has grown; return nothing when the job has ended and all is read."""
     while True:
         if not end.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from extensions.inference_protocols.tensors.declarations import Declaration, dec
 from headrace import __version__
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.config.model.catalog import ModelConfig
+from headrace.errors import BrokerError
 
 Document = dict[str, Any]
 #: What clients know as the framework of a model.
@@ -46,9 +48,16 @@ def _shapes(tensors: Sequence[DeclaredTensor]) -> list[Document]:
     return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors]
 
 
-def config_of(model: ModelConfig) -> Document:
-    """Return the configuration of a model, as Triton's clients read it."""
+async def config_of(services: Services, model: ModelConfig) -> Document:
+    """Return the configuration of a model, as Triton's clients read it.
+
+    It is decoupled if the handler yields, by the report of a worker.
+    """
     declared = declaration_of(model)
+    yields = False
+    with contextlib.suppress(BrokerError):
+        status = (await services.model_statuses.statuses()).get(model.name)
+        yields = status is not None and any(one.state.yields for one in status.workers)
     config: Document = {
         "name": model.name,
         "platform": "",
@@ -67,7 +76,7 @@ def config_of(model: ModelConfig) -> Document:
                 "count": max(1, model.replicas),
             }
         ],
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": yields},
         "parameters": {},
     }
     if declared.rows_max:

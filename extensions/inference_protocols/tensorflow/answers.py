@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from api.http.messages import Header, Reply
-from extensions.inference_protocols.http.errors import error_reply as v2_reply
+from extensions.inference_protocols.jobs.over_http import error_reply as v2_reply
 from extensions.inference_protocols.tensors.datatypes import BYTES, elements, values_of
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.errors import HeadraceError, InvalidRequest, JobExpired, Throttled

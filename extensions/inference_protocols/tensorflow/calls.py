@@ -9,17 +9,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from api.http.bodies import read_body
 from api.http.messages import JSON, NO_STORE, HangUp, Header, Reply, Request
 from api.routes.jobs.submission import AcceptedJob
 from api.services import Services
-from api.submission.job_request import ValidatedRequest, idempotency_key, request_trace
+from api.submission.job_request import ValidatedRequest
 from api.submission.waiting import ASYNC_APPLIED, prefers_async
-from extensions.inference_protocols.http.errors import error_reply
-from extensions.inference_protocols.http.infer import JOB, accepted, uncoded
 from extensions.inference_protocols.jobs.inference import (
+    JOB,
     Call,
     cancel,
     job_request,
@@ -27,6 +25,13 @@ from extensions.inference_protocols.jobs.inference import (
     result_of,
     run,
     submit_job,
+)
+from extensions.inference_protocols.jobs.over_http import (
+    accepted,
+    body_of,
+    call_of,
+    error_reply,
+    parsed,
 )
 from extensions.inference_protocols.models.lookup import model_for
 from extensions.inference_protocols.tensorflow import answers, requests
@@ -39,7 +44,8 @@ from headrace.jobs.job import Job
 from headrace.jobs.values.media_types import JSON_TYPE, is_json
 from headrace.schema.serialization import job_object
 
-_PREDICT, _CLASSIFY, _REGRESS = "predict", "classify", "regress"
+PREDICT, CLASSIFY, REGRESS = "predict", "classify", "regress"
+Read = TypeVar("Read")
 #: A request for a model without tensors has at most so many instances: each is a job.
 INSTANCES_MAX: Final = 1000
 #: The header of an answer has the ids of so many of its jobs: proxies limit the length of headers.
@@ -61,9 +67,14 @@ async def served(services: Services, name: str, version: str = "") -> ModelConfi
 
 async def label(_services: Services, _: Request, _model: str, name: str) -> Reply:
     """Refuse a label: models have none."""
-    raise InvalidRequest(
-        f"Unrecognized servable version label: {name.partition(':')[0][:64]}. Name a version, or "
-        "none: the traffic of the model then decides"
+    raise no_label(name.partition(":")[0])
+
+
+def no_label(name: str) -> InvalidRequest:
+    """Return the error for a label of a version."""
+    return InvalidRequest(
+        f"Unrecognized servable version label: {name[:64]}. Name a version, or none: the traffic "
+        "of the model then decides"
     )
 
 
@@ -75,61 +86,70 @@ async def call(services: Services, request: Request, model: str, version: str = 
         return error_reply(wrong, ((b"allow", b"GET, HEAD"),))
     if verb == "explain":
         raise Unsupported("explain is not supported: a model has no explainer here")
-    if verb not in (_PREDICT, _CLASSIFY, _REGRESS):
+    if verb not in (PREDICT, CLASSIFY, REGRESS):
         raise InvalidRequest(f"Malformed request: {request.method} {request.path[:256]}")
     found = await (served(services, model, name) if version else served(services, name))
     declared = declaration_of(found)
-    body = await read_body(request, services.settings.body_limit_bytes)
+
+    def read(body: bytes) -> tuple[list[Any] | None, list[InferRequest]]:
+        document = requests.document_of(body)
+        rows = requests.instances_of(document) if verb == PREDICT else None
+        return rows, requests_of(document, rows, declared, verb)
+
     try:
-        document = requests.document_of(uncoded(services, request, body))
-        rows = requests.instances_of(document) if verb == _PREDICT else None
+        rows, asked = await parsed(read, await body_of(services, request))
         jobs = [
-            job_request(services, _call(request, at), found, one)
-            for at, one in enumerate(_requests(document, rows, declared, verb))
+            job_request(services, call_of(request, at), found, one) for at, one in enumerate(asked)
         ]
     except RecursionError:
         raise too_deep() from None
     except HeadraceError as error:
         services.counters.refused(found.name, error.code)
         raise
-    ids = [one.identity.job_id for one in jobs[:IDS_MAX]]
-    headers = ((JOB, ", ".join(ids).encode()),)
+    headers = ((JOB.encode(), ids_of(jobs).encode()),)
     try:
         if prefers_async(request.header(b"prefer")):
             return await _left(services, jobs, headers)
-        read = _native_result if declared.native else outputs_of
-        text = _answer(await _results(services, request, jobs, read), declared, verb, rows)
+        result = _native_result if declared.native else outputs_of
+        text = _answer(await results(services, request, jobs, result), declared, verb, rows)
         return Reply(200, text.encode(), JSON, (NO_STORE, *headers))
     except HeadraceError as error:
         return answers.error_reply(error, headers)
 
 
-def _call(request: Request, at: int) -> Call:
-    key = idempotency_key(request)
-    return Call(
-        request.caller, request.header, f"{key}-{at}" if key and at else key, request.receive,
-        waits=not prefers_async(request.header(b"prefer")), trace=request_trace(request),
-    )  # fmt: skip
+def ids_of(jobs: Sequence[ValidatedRequest]) -> str:
+    """Return the ids of jobs, as answers show them."""
+    return ", ".join(one.identity.job_id for one in jobs[:IDS_MAX])
 
 
-def _requests(
+def requests_of(
     document: dict[str, Any], rows: list[Any] | None, declared: Declaration, verb: str
 ) -> list[InferRequest]:
+    """Return the requests of a document, one for each job.
+
+    Raises:
+        InvalidRequest: it does not fit the model.
+    """
     if not declared.native:
-        if verb != _PREDICT:
+        if verb != PREDICT:
             tensors = requests.tensors_of_examples(document, declared)
         elif rows is None:
             tensors = requests.tensors_of_columns(document["inputs"], declared)
         else:
             tensors = requests.tensors_of_rows(rows, declared)
         return [InferRequest(tensors)]
-    if verb != _PREDICT:
+    if verb != PREDICT:
         raise InvalidRequest(f"Model '{declared.model}' declares no tensors, so it cannot {verb}")
-    if rows is not None and len(rows) > INSTANCES_MAX:
-        raise InvalidRequest(
-            f"'instances' has {len(rows)} values, and each is a job. Send up to {INSTANCES_MAX}"
-        )
+    check_count("instances", len(rows or ()))
     return [_native(one) for one in ([document["inputs"]] if rows is None else rows)]
+
+
+def check_count(name: str, count: int) -> None:
+    """Raise InvalidRequest for more values than a request may have that is a job for each."""
+    if count > INSTANCES_MAX:
+        raise InvalidRequest(
+            f"'{name}' has {count} values, and each is a job. Send up to {INSTANCES_MAX}"
+        )
 
 
 def _native(value: Any) -> InferRequest:
@@ -164,15 +184,15 @@ async def _left(
     return Reply(202, body, JSON, (NO_STORE, ASYNC_APPLIED, *headers))
 
 
-async def _results(
+async def results(
     services: Services,
     request: Request,
     jobs: Sequence[ValidatedRequest],
-    read: Callable[[Services, Job], Awaitable[Any]],
-) -> list[Any]:
+    read: Callable[[Services, Job], Awaitable[Read]],
+) -> list[Read]:
     """Run jobs, and return what `read` finds in each; if one fails, the others are cancelled."""
 
-    async def one(call: Call, job: ValidatedRequest) -> Any:
+    async def one(call: Call, job: ValidatedRequest) -> Read:
         return await read(services, await run(services, call, job))
 
     if len(jobs) == 1:
@@ -198,13 +218,17 @@ async def _native_result(services: Services, job: Job) -> str:
 
 
 def _answer(found: list[Any], declared: Declaration, verb: str, rows: Sequence[Any] | None) -> str:
-    key = "results" if verb != _PREDICT else "outputs" if rows is None else "predictions"
+    key = "results" if verb != PREDICT else "outputs" if rows is None else "predictions"
     if declared.native:
         text = found[0] if rows is None else answers.listed(found)
-    elif verb == _CLASSIFY:
-        labels = [one.labels for one in declared.outputs if one.labels]
-        text = answers.classes(found[0], labels[0] if labels else ())
+    elif verb == CLASSIFY:
+        text = answers.classes(found[0], labels_of(declared))
     else:
         writers = {"outputs": answers.outputs, "predictions": answers.predictions}
         text = writers.get(key, answers.regressions)(found[0])
     return f'{{"{key}":{text}}}'
+
+
+def labels_of(declared: Declaration) -> Sequence[str]:
+    """Return the labels of a model's classes; () if it declares none."""
+    return next((one.labels for one in declared.outputs if one.labels), ())

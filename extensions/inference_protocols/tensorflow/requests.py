@@ -43,11 +43,14 @@ def document_of(body: bytes) -> dict[str, Any]:
         raise _of_value(
             found, "not formatted correctly. 'signature_name' key must be a string value."
         )
-    if signature not in ("", SIGNATURE):
-        raise InvalidRequest(
-            f'Serving signature name: "{signature[:64]}" not found in signature def'
-        )
+    check_signature(signature)
     return found
+
+
+def check_signature(name: str) -> None:
+    """Raise InvalidRequest for a signature that no model has."""
+    if name not in ("", SIGNATURE):
+        raise InvalidRequest(f'Serving signature name: "{name[:64]}" not found in signature def')
 
 
 def _loaded(body: bytes) -> Any:

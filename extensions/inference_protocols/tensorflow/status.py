@@ -37,25 +37,33 @@ async def members(services: Services, model: ModelConfig | None) -> Mapping[str,
     }
 
 
+async def state_of(services: Services, model: ModelConfig) -> dict[str, Any]:
+    """Return the state of the version that a model is for."""
+    return _row(model, model.version, await _status(services, model))
+
+
 async def version_status(services: Services, _: Request, model: str, version: str) -> Reply:
     """Return the state of one version of a model."""
-    found = await served(services, model, version)
-    row = _row(found, found.version, await _status(services, found))
+    row = await state_of(services, await served(services, model, version))
     return json_reply({"model_version_status": [row]})
 
 
 async def metadata(services: Services, _: Request, model: str, version: str = "") -> Reply:
     """Return the tensors of a model as its only signature."""
     found = await served(services, model, version)
-    declared = declaration_of(found)
+    spec = {"name": found.name, "signature_name": "", "version": found.version}
+    return json_reply({"model_spec": spec, "metadata": {"signature_def": signatures_of(found)}})
+
+
+def signatures_of(model: ModelConfig) -> dict[str, Any]:
+    """Return the signatures of a model, as `SignatureDefMap` in JSON."""
+    declared = declaration_of(model)
     signature = {
         "inputs": _tensors(declared.inputs, native=declared.native),
         "outputs": _tensors(declared.outputs, native=declared.native),
         "method_name": "tensorflow/serving/predict",
     }
-    spec = {"name": found.name, "signature_name": "", "version": found.version}
-    signatures = {"signature_def": {SIGNATURE: signature}}
-    return json_reply({"model_spec": spec, "metadata": {"signature_def": signatures}})
+    return {"signature_def": {SIGNATURE: signature}}
 
 
 def _tensors(tensors: Sequence[DeclaredTensor], *, native: bool) -> dict[str, Any]:

@@ -30,6 +30,10 @@ from headrace.errors import InvalidRequest
 
 #: What a parameter may be.
 Value = bool | int | float | str
+#: Parameters of tensors.
+SHARED: Final = "shared_memory_region"
+_BINARY: Final = "binary_data"
+_CLASSES: Final = "classification"
 #: The most values of BYTES in one tensor: each is looked at.
 BYTES_VALUES_MAX: Final = 1_000_000
 #: The most names in an error.
@@ -44,6 +48,30 @@ _ROWS_NOTE: Final = (
 
 class Unsupported(InvalidRequest, status=501):
     """The protocol has it, and this server does not."""
+
+
+def no_shared_memory() -> Unsupported:
+    """Return the error for shared memory: the client may be on another host than the model."""
+    return Unsupported(
+        "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to "
+        "enable."
+    )
+
+
+def wanted_output(name: str, parameters: Mapping[str, Value]) -> RequestedOutput:
+    """Return an output that a client wants, by its parameters.
+
+    Raises:
+        InvalidRequest: a parameter is wrong, or not supported.
+    """
+    if SHARED in parameters:
+        raise no_shared_memory()
+    binary, classes = parameters.get(_BINARY), parameters.get(_CLASSES, 0)
+    if binary is not None and type(binary) is not bool:
+        raise InvalidRequest(f"parameter '{_BINARY}' of output '{name}' is no boolean")
+    if type(classes) is not int or classes < 0:
+        raise InvalidRequest(f"parameter '{_CLASSES}' of output '{name}' is no number")
+    return RequestedOutput(name, binary, classes)
 
 
 class InferRequest(msgspec.Struct):

@@ -27,6 +27,7 @@ from api.submission.job_request import (
 )
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.limits import admit_jobs
+from extensions.openai.schema.conversations import RESPONSE_PREFIX
 from extensions.openai.schema.errors import failure_of
 from extensions.openai.schema.requests import OpenAIRequest, Shape, read_request
 from headrace.errors import (
@@ -245,7 +246,8 @@ def check_success(job: Job, place: str = "") -> None:
         raise cut_off()
     failure = error_of(job)
     if failure is not None:
-        found = failure_of(failure.type, failure.message, retryable=failure.retryable)
+        flat = job.id.startswith(RESPONSE_PREFIX)
+        found = failure_of(failure.type, failure.message, retryable=failure.retryable, flat=flat)
         raise at_place(found, place)
 
 

@@ -33,8 +33,9 @@ _CODES: Final = {
 }
 #: The field at the beginning of a handler's message, such as "messages[1].content has …".
 _FIELD: Final = re.compile(
-    r"(messages|prompt|input|tools)(?:\[|: )|(chat_template_kwargs|echo|logit_bias|logprobs|"
-    r"max_tokens|min_tokens|stop|seed|tool_choice): "
+    r"(messages|prompt|input|tools|response_format|structured_outputs|text\.format)"
+    r"(?:\[|\.|: | and )|(chat_template_kwargs|echo|logit_bias|logprobs|max_tokens|min_tokens|"
+    r"stop|seed|tool_choice): "
 )
 
 
@@ -104,13 +105,19 @@ def _code(error: HeadraceError) -> str:
     return _CODES.get(error.code, error.code)
 
 
-def failure_of(code: str, message: str, *, retryable: bool) -> HeadraceError:
+def in_response(message: str) -> str:
+    """Return a message about an input as clients of responses write its fields."""
+    return message.replace(".function.parameters:", ".parameters:")
+
+
+def failure_of(code: str, message: str, *, retryable: bool, flat: bool = False) -> HeadraceError:
     """Return the error of a job that has failed; a bad input is a bad request.
 
     Args:
         code: that of the job's error; it may be one of a handler.
+        flat: it is that of a response.
     """
-    error = HeadraceError(message)
+    error = HeadraceError(in_response(message) if flat else message)
     error.code, error.retryable = code, retryable
     error.status = 400 if code in BAD_INPUT else BY_CODE.get(code, HeadraceError).status
     return error

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from msgspec import Meta
 
-from headrace.errors import InvalidParameter
+from handlers.generation.structure import Shape
+from headrace.errors import InputError, InvalidParameter
+
+_OUTPUTS: Final = "structured_outputs"
 
 STRUCTURED_OUTPUTS: Final = Meta(
     description="As in vLLM: `json`, `json_object`, `regex`, `choice` or `grammar`."
@@ -20,9 +24,25 @@ _OFF: Final = frozenset(
 
 
 def shape_of_outputs(given: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the field `structured` of a job for `structured_outputs`; None for any text."""
+    """Return the field `structured` of a job for `structured_outputs`; None for any text.
+
+    Raises:
+        InvalidParameter: it has not exactly one shape, or one that does not fit.
+    """
     members = (given or {}).items()
-    return {name: value for name, value in members if value or name not in _OFF} or None
+    shape = {name: value for name, value in members if value or name not in _OFF}
+    if not shape:
+        return None
+    try:
+        name, _ = msgspec.convert(shape, Shape).given(_OUTPUTS)
+    except msgspec.ValidationError as error:
+        text, _, place = str(error).partition(" - at `$")
+        message, hint = f"{_OUTPUTS}{place.rstrip('`')}: {text}", "Give one of vLLM's shapes."
+    except InputError as error:
+        message, _, hint = str(error).partition("; ")
+    else:
+        return {**shape, "field": f"{_OUTPUTS}.{name}"}
+    raise InvalidParameter(message, _OUTPUTS, hint=hint)
 
 
 def shape_of_format(given: dict[str, Any], param: str, inside: str | None) -> dict[str, Any] | None:
@@ -40,16 +60,16 @@ def shape_of_format(given: dict[str, Any], param: str, inside: str | None) -> di
         case "text":
             return None
         case "json_object":
-            return {"json_object": True}
+            return {"json_object": True, "field": param}
         case "json_schema":
             inner = given if inside is None else given.get(inside)
             schema = inner.get("schema") if isinstance(inner, dict) else None
+            place = ".".join(filter(None, (param, inside, "schema")))
             if not isinstance(schema, dict):
-                place = ".".join(filter(None, (param, inside, "schema")))
                 raise InvalidParameter(
                     f"{place} is no object", param, hint="Give a JSON schema there."
                 )
-            return {"json": schema}
+            return {"json": schema, "field": place}
     raise InvalidParameter(
         f"{param}.type is unknown", param, hint="Give text, json_object or json_schema."
     )

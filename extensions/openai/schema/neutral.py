@@ -28,7 +28,7 @@ class Only:
 
     def fits(self, value: Any) -> bool:
         """Return whether a value is such a list."""
-        return isinstance(value, list) and all(one in self._values for one in value)
+        return isinstance(value, list) and all(member in self._values for member in value)
 
 
 class Members:
@@ -40,7 +40,7 @@ class Members:
     def fits(self, value: Any) -> bool:
         """Return whether a value is such an object."""
         return isinstance(value, dict) and all(
-            is_neutral(one, self._members.get(name, ())) for name, one in value.items()
+            is_neutral(member, self._members.get(name, ())) for name, member in value.items()
         )
 
 
@@ -53,15 +53,15 @@ ANY: Final[Neutral] = (Anything(),)
 def is_neutral(value: Any, neutral: Neutral) -> bool:
     """Return whether a value changes nothing; null never does."""
     return value is None or any(
-        one.fits(value) if isinstance(one, Anything | Only | Members) else value == one
-        for one in neutral
+        rule.fits(value) if isinstance(rule, Anything | Only | Members) else value == rule
+        for rule in neutral
     )
 
 
 def listed(neutral: Neutral) -> str:
     """Return the plain values, for people; "" without one."""
-    plain = [one for one in neutral if not isinstance(one, Anything | Only | Members)]
-    return " or ".join(msgspec.json.encode(one).decode() for one in plain)
+    plain = [value for value in neutral if not isinstance(value, Anything | Only | Members)]
+    return " or ".join(msgspec.json.encode(value).decode() for value in plain)
 
 
 #: Fields of OpenAI's API with which a server can be faster, and which change no answer.
@@ -212,4 +212,4 @@ def _without_nulls(value: Any) -> Any:
     """Return an object without its null members; what they hold in turn may be a schema."""
     if not isinstance(value, dict):
         return value
-    return {name: one for name, one in value.items() if one is not None}
+    return {name: member for name, member in value.items() if member is not None}

@@ -307,13 +307,13 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     @override
     def shape(self) -> dict[str, Any] | None:
         given = self.response_format
-        found = None if given is None else shape_of_format(given, "response_format", "json_schema")
-        if found is not None and super().shape() is not None:
+        shape = None if given is None else shape_of_format(given, "response_format", "json_schema")
+        if shape is not None and super().shape() is not None:
             raise InvalidParameter(
                 "response_format and structured_outputs exclude each other",
                 "structured_outputs", hint="Leave one of them out.",
             )  # fmt: skip
-        return super().shape() if found is None else found
+        return super().shape() if shape is None else shape
 
     @override
     def check(self) -> None:
@@ -466,9 +466,9 @@ def _misfit(value: Any, param: str) -> str:
         return ""
     first = value[0]
     kind = str if isinstance(first, str) else Tokens if isinstance(first, list) else _Token
-    for index, one in enumerate(value):
+    for index, text in enumerate(value):
         try:
-            msgspec.convert(one, kind)
+            msgspec.convert(text, kind)
         except msgspec.ValidationError:
             return f": {param}[{index}] does not fit"
     return ""
@@ -498,7 +498,7 @@ def read_request(body: bytes | msgspec.Raw, shape: type[Shape]) -> Shape:
     if not isinstance(fields, dict):
         raise InvalidRequest("the body is no JSON object", hint='Send one, with "model".')
     given = without_defaults(fields, shape.defaults)
-    for name in [one for one in given if one not in shape.__struct_fields__]:
+    for name in [name for name in given if name not in shape.__struct_fields__]:
         _check_unsupported(shape, name, given.pop(name))
     try:
         request = msgspec.convert(given, shape)
@@ -532,8 +532,8 @@ def _invalid(error: msgspec.ValidationError, shape: type[OpenAIRequest]) -> Inva
     if not place:
         # "Object missing required field `model`"
         name = text.partition("`")[2].rstrip("`")
-        found = f"{name} is missing" if name else text
-        return BadField(found, name, openai="missing_required_parameter")
+        missing = f"{name} is missing" if name else text
+        return BadField(missing, name, openai="missing_required_parameter")
     name = place.partition(".")[0].partition("[")[0]
     kind = "invalid_type" if ", got" in text else "invalid_value"
     return BadField(f"{place}: {text}", name, openai=kind)

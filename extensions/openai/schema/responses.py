@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from extensions.openai.schema.answers import ChosenToken, Generation, Part
 from extensions.openai.schema.conversations import RESPONSE_PREFIX, as_items, message_id
-from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail
+from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail, in_response
 from extensions.openai.schema.formats import shape_of_format
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.neutral import (
@@ -397,7 +397,8 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         status = "incomplete" if found.finish == "length" else "completed"
     elif status == "failed" and (failure := error_of(job)) is not None:
         bad = failure.type in BAD_INPUT
-        error = ResponseError("invalid_prompt" if bad else "server_error", failure.message)
+        message = in_response(failure.message)
+        error = ResponseError("invalid_prompt" if bad else "server_error", message)
     usage = None if found is None else found.usage
     repeated = {**msgspec.structs.asdict(echo), **_in_force(echo)}
     text = TextConfig(repeated.pop("format") or {"type": "text"})

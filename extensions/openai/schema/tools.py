@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from extensions.openai.schema.errors import BadField
-from handlers.generation.tools import arguments_of, read_tools
+from handlers.generation.tools import read_tools
 from headrace.errors import InputError
 from headrace.jobs.job import Count
 
@@ -193,8 +193,13 @@ def add_item(messages: list[dict[str, Any]], place: str, item: dict[str, Any], t
     if item["type"] == CALL_OUTPUT:
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": text})
         return
-    if arguments_of(item["arguments"]) is None:
-        raise BadField(f"{place}.arguments is no JSON object", "input", hint="Give one as a text.")
+    try:
+        # Without making anything of the members: they may be many.
+        msgspec.json.decode(item["arguments"].strip() or "{}", type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, RecursionError):
+        raise BadField(
+            f"{place}.arguments is no JSON object", "input", hint="Give one as a text."
+        ) from None
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})
     function = {"name": item["name"], "arguments": item["arguments"]}

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import grpc
 import msgspec
 
+from api.grpc.calls import TEXT_MAX
 from api.http.messages import (
     Answer,
     ClientGone,
@@ -34,8 +35,6 @@ _CODES: Final = {
     499: _Code.CANCELLED, 501: _Code.UNIMPLEMENTED, 503: _Code.UNAVAILABLE,
     504: _Code.DEADLINE_EXCEEDED,
 }  # fmt: skip
-#: The text of a status is in the trailers, which clients limit to 8 KiB.
-_TEXT_MAX: Final = 600
 #: Endpoints that run; asyncio itself keeps no task.
 _RUNNING: Final[set[asyncio.Task[Any]]] = set()
 _QUOTED: Final = {ord('"'): "%22", ord("\r"): "%0D", ord("\n"): "%0A"}
@@ -176,7 +175,7 @@ def failure_of(answer: Answer, *, predicts: bool = False) -> Failure | None:
     elif predicts and answer.status == 404:
         code = _Code.INTERNAL
     text = str(found.get("message") or found.get("status") or f"HTTP status {answer.status}")
-    return Failure(code, f"{text[:_TEXT_MAX]}\n{name}".rstrip())
+    return Failure(code, f"{text[:TEXT_MAX]}\n{name}".rstrip())
 
 
 def form_of(fields: Mapping[str, bytes]) -> tuple[bytes, str]:

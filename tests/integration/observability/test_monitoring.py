@@ -21,6 +21,7 @@ from benchmarks.pictures.dashboard import draw
 from headrace.redis import keys
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.monitoring.monitoring import (
+    RUNBOOKS,
     Prometheus,
     Receiver,
     alertmanager,
@@ -54,7 +55,7 @@ FINAL = ("succeeded", "failed", "expired", "cancelled")
 RECYCLED = 'headrace_model_restarts_total{model="small",reason="recycled"}'
 UNLOADED = 'headrace_model_load_failures_total{model="broken"}'
 #: What a dashboard fills in.
-VARIABLES = {"$model": ".*", "$__rate_interval": "1m"}
+VARIABLES = {"$model": ".*", "$__rate_interval": "1m", "$__range": "10m"}
 
 
 @dataclass
@@ -261,7 +262,7 @@ def test_the_dashboard_can_be_drawn(site: Site, ended: Counter[tuple[str, str]])
     now = time.time()
     figure = draw(site.prometheus, now - 10, now)
     assert len(figure.axes) == len(PANELS)
-    assert all(axes.lines for axes in figure.axes)
+    assert all(axes.lines or axes.tables or axes.texts for axes in figure.axes)
     figure.savefig(site.folder / "dashboard.png")
     # What is no number has no place in a picture.
     assert site.prometheus.value("headrace_host_disk_bytes") > 0
@@ -290,6 +291,10 @@ def test_alerts_reach_their_receivers(site: Site, ended: Counter[tuple[str, str]
     assert not told.names("/page") & tickets
     missing = [alert for _, alert in told.heard if "headrace_" in str(alert["annotations"])]
     assert not missing
+    for _, alert in told.heard:
+        anchor = alert["labels"]["alertname"].lower()
+        assert alert["annotations"]["runbook_url"] == f"{RUNBOOKS}#{anchor}"
+        assert "runbooks" not in alert["labels"]
     broken = {
         alert["labels"]["model"]
         for _, alert in told.heard

@@ -32,7 +32,8 @@ from tests.harness.servers.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, Worker, celery_worker, write_models
 
-DOCUMENT = Path(__file__).parents[3] / "docs/security.md"
+ROOT = Path(__file__).parents[3]
+DOCUMENT = ROOT / "docs/security.md"
 PASSWORD = "p%ss/w@rd:of the user"
 QUOTED = "p%25ss%2Fw%40rd%3Aof%20the%20user"
 
@@ -44,9 +45,19 @@ def documented_acl() -> list[str]:
     return found[1].split()
 
 
+def documented_commands() -> list[str]:
+    """The commands that a managed Redis has to allow, by docs/scaling.md: `+get` and so on."""
+    section = (ROOT / "docs/scaling.md").read_text("utf-8").partition("## Managed Redis")[2]
+    return re.findall(r"\+[a-z|]+", section.split("```")[1])
+
+
 @dataclass(frozen=True)
 class Guarded:
-    """A server with TLS and the documented user, whose plain port is the test's own."""
+    """A server with TLS and the documented user, whose plain port is the test's own.
+
+    The user has the documented keys and channels, and of the commands those that a managed server
+    has to allow.
+    """
 
     server: RedisServer
     url: str
@@ -72,7 +83,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     with redis_server("redis7", *arguments) as server:
         words = [f">{PASSWORD}" if word == ">PASSWORD" else word for word in documented_acl()]
         with server.client() as client:
-            client.execute_command("ACL", "SETUSER", *words)
+            client.execute_command("ACL", "SETUSER", *words, "-@all", *documented_commands())
         url = f"rediss://headrace:{QUOTED}@127.0.0.1:{port}/0?ssl_ca_certs={authority.ca_file}"
         yield Guarded(server, url, authority.ca_file)
 
@@ -278,6 +289,29 @@ def test_every_flavour_knows_the_documented_user(any_redis: RedisServer) -> None
                     execute("CONFIG", "GET", "*")
         finally:
             admin.execute_command("ACL", "DELUSER", "headrace")
+
+
+def test_the_commands_of_a_managed_server_are_those_of_the_user_and_of_the_scripts() -> None:
+    documented = {word[1:] for word in documented_commands()}
+    scripts = [
+        path.read_text()
+        for top in ("headrace", "api", "workers", "extensions")
+        for path in (ROOT / top).rglob("*.lua")
+    ]
+    called = {
+        name.lower() for text in scripts for name in re.findall(r"\bcall\('([A-Za-z]+)'", text)
+    }
+    assert len(called) > 40
+    assert called <= documented
+    words = documented_acl()
+    categories = {word[2:] for word in words if word.startswith("+@")}
+    with redis_server("redis7") as server, server.client() as client:
+        execute: Any = client.execute_command
+        for name in documented - {word[1:] for word in words}:
+            (about,) = execute("COMMAND", "INFO", name).values()
+            of = {one.removeprefix("@") for one in about["acl_categories"]}
+            assert of & categories, name
+            assert "dangerous" not in of, name
 
 
 def test_the_password_is_changed_under_load_and_no_request_fails(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +78,8 @@ GPU = {
     "flower": {"enabled": True, "existingSecret": "flower"},
     "monitoring": {
         "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-        "rules": {"enabled": True}, "dashboard": {"enabled": True},
+        "rules": {"enabled": True, "runbooks": "https://docs.example/operations.md"},
+        "dashboard": {"enabled": True},
     },
     "networkPolicy": {"apiFrom": [{"namespaceSelector": {}}]},
     "test": {"model": "digits"},
@@ -100,76 +103,22 @@ MATRIX: dict[str, dict[str, Any]] = {
     },
     "external": {"redis": {"url": "redis://redis.example:6379/0", "server": {"enabled": False}}},
 }  # fmt: skip
-#: The fields of KEDA's definitions (2.16) that the chart uses; another one is a mistake.
-COUNT = {"type": "integer", "minimum": 0}
-TRIGGERS = {
-    "type": "array", "minItems": 1,
-    "items": {
-        "additionalProperties": False, "required": ["type", "metadata"],
-        "properties": {
-            "type": {"const": "metrics-api"}, "name": {"pattern": "^m[0-9]+$"},
-            "metadata": {
-                "type": "object", "additionalProperties": {"type": "string"},
-                "required": ["url", "valueLocation", "targetValue"],
-            },
-            "authenticationRef": {"required": ["name"]},
-        },
-    },
-}  # fmt: skip
-SHARED = {
-    "pollingInterval": COUNT, "minReplicaCount": COUNT, "maxReplicaCount": COUNT,
-    "triggers": TRIGGERS,
-}  # fmt: skip
-KEDA: dict[str, Any] = {
-    "ScaledObject": {
-        "additionalProperties": False, "required": ["scaleTargetRef", "triggers"],
-        "properties": {
-            **SHARED, "scaleTargetRef": {"required": ["name"]}, "cooldownPeriod": COUNT,
-            "fallback": {
-                "additionalProperties": False, "required": ["failureThreshold", "replicas"],
-                "properties": {"failureThreshold": COUNT, "replicas": COUNT},
-            },
-            "advanced": {
-                "additionalProperties": False,
-                "properties": {
-                    "horizontalPodAutoscalerConfig": {
-                        "properties": {"behavior": {"required": ["scaleDown"]}},
-                    },
-                    "scalingModifiers": {
-                        "additionalProperties": False,
-                        "properties": {
-                            "formula": {"type": "string"}, "target": {"type": "string"},
-                            "metricType": {"enum": ["AverageValue", "Value"]},
-                        },
-                    },
-                },
-            },
-        },
-    },
-    "ScaledJob": {
-        "additionalProperties": False, "required": ["jobTargetRef", "triggers"],
-        "properties": {
-            **SHARED, "successfulJobsHistoryLimit": COUNT, "failedJobsHistoryLimit": COUNT,
-            "rollout": {"properties": {"strategy": {"enum": ["default", "gradual"]}}},
-            "scalingStrategy": {
-                "properties": {"strategy": {"enum": ["default", "custom", "accurate", "eager"]}},
-            },
-            "jobTargetRef": {"required": ["template"]},
-        },
-    },
-    "TriggerAuthentication": {
-        "additionalProperties": False,
-        "properties": {"secretTargetRef": {"type": "array", "items": {
-            "additionalProperties": False, "required": ["parameter", "name", "key"],
-            "properties": {name: {"type": "string"} for name in ("parameter", "name", "key")},
-        }}},
-    },
-}  # fmt: skip
+#: The schemas of KEDA's definitions.
+KEDA: dict[str, Any] = json.loads((ROOT / "tests/harness/deploy/keda-2.16.json").read_text())
 
 
 @pytest.fixture(params=MATRIX, scope="module")
 def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     return rendered(MATRIX[request.param])
+
+
+@pytest.fixture(scope="module")
+def validate() -> Iterator[Any]:
+    """Kubernetes-validate, which else reads all definitions of a version for each object."""
+    utils = pytest.importorskip("kubernetes_validate").utils
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "schema_contents", cache(utils.schema_contents))
+        yield utils.validate
 
 
 def by_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
@@ -241,8 +190,7 @@ def test_helm_finds_nothing(name: str) -> None:
     assert "[WARNING]" not in text
 
 
-def test_kubernetes_and_keda_know_every_field(objects: list[dict[str, Any]]) -> None:
-    validate = pytest.importorskip("kubernetes_validate").validate
+def test_kubernetes_and_keda_know_every_field(objects: list[dict[str, Any]], validate: Any) -> None:
     for one in copy.deepcopy(objects):
         group = one["apiVersion"].partition("/")[0]
         if group == "keda.sh":
@@ -258,6 +206,15 @@ def test_kubernetes_and_keda_know_every_field(objects: list[dict[str, Any]]) -> 
 
 
 def test_a_misspelt_field_is_found() -> None:
+    objects = rendered(GPU)
+    for kind, field, value, message in (
+        ("ScaledObject", "cooldownPeriod", "300", "'300' is not of type 'integer'"),
+        ("ScaledJob", "pollInterval", 10, "'pollInterval' was unexpected"),
+    ):
+        (scaled, *_) = by_kind(objects, kind).values()
+        scaled["spec"][field] = value
+        with pytest.raises(jsonschema.ValidationError, match=message):
+            jsonschema.validate(scaled["spec"], KEDA[kind])
     validation = pytest.importorskip("kubernetes_validate")
     (one, *_) = by_kind(rendered(), "Deployment").values()
     one["spec"]["template"]["spec"]["enableServiceLink"] = False
@@ -439,6 +396,8 @@ def test_scaling_asks_for_the_demand_of_each_model() -> None:
                 spec = one["spec"]
                 asked = []
                 for trigger in spec["triggers"]:
+                    # KEDA's definitions do not say what a trigger's metadata is.
+                    assert trigger["type"] == "metrics-api"
                     metadata = trigger["metadata"]
                     found = re.fullmatch(
                         r"http://([\w-]+)\.ml\.svc:(\d+)(/api/v1/models/)([\w.-]+)(/demand)",
@@ -467,6 +426,36 @@ def test_scaling_asks_for_the_demand_of_each_model() -> None:
     assert job["spec"]["scalingStrategy"] == {"strategy": "default"}
 
 
+def test_releases_share_a_host_by_paths() -> None:
+    """The rules of docs/scaling.md, as ingress-nginx applies them."""
+    page = (ROOT / "docs/scaling.md").read_text()
+    (block,) = re.findall(r"```yaml\n(# helm install vision .*?)```", page, re.DOTALL)
+    backends: dict[str, set[str]] = {}
+    for release in ("vision", "text"):
+        values = yaml.safe_load(block.replace("vision", release))
+        (ingress,) = by_kind(rendered(values, release=release), "Ingress").values()
+        notes = ingress["metadata"]["annotations"]
+        (rule,) = ingress["spec"]["rules"]
+        (path,) = rule["http"]["paths"]
+        assert rule["host"] == "headrace.example.com"
+        prefix = "nginx.ingress.kubernetes.io/"
+        # What event streams need stays.
+        assert notes[f"{prefix}proxy-buffering"] == "off"
+        assert (notes[f"{prefix}use-regex"], path["pathType"]) == ("true", "ImplementationSpecific")
+        target = notes[f"{prefix}rewrite-target"].replace("$", "\\")
+        for operation in TABLE:
+            sent = f"/{release}{operation.path}"
+            assert re.sub(f"^{path['path']}", target, sent) == operation.path
+            if re.match(path["path"], sent):
+                backends.setdefault(sent, set()).add(path["backend"]["service"]["name"])
+            other = sent.replace(release, f"{release}s", 1)
+            assert not re.match(path["path"], other)
+        back = notes[f"{prefix}proxy-redirect-to"], notes[f"{prefix}proxy-redirect-from"]
+        assert back == (f"/{release}/", "/")
+    assert len(backends) == 2 * len({operation.path for operation in TABLE})
+    assert all(names == {f"{sent.split('/')[1]}-headrace-api"} for sent, names in backends.items())
+
+
 def test_only_this_release_reaches_redis_and_nothing_reaches_workers() -> None:
     objects = rendered({**GPU, "redis": {"server": {"enabled": True}}})
     own = {"podSelector": {"matchLabels": {
@@ -491,8 +480,11 @@ def test_only_this_release_reaches_redis_and_nothing_reaches_workers() -> None:
 def test_monitoring_is_what_deploy_has() -> None:
     objects = rendered(GPU)
     (rules,) = by_kind(objects, "PrometheusRule").values()
-    source = ROOT / "deploy/prometheus/headrace.rules.yml"
-    assert rules["spec"] == yaml.safe_load(source.read_text())
+    source = (ROOT / "deploy/prometheus/headrace.rules.yml").read_text()
+    label = "{{ $externalLabels.runbooks }}"
+    runbooks = GPU["monitoring"]["rules"]["runbooks"]  # type: ignore[index]
+    assert rules["spec"] == yaml.safe_load(source.replace(label, runbooks))
+    assert "externalLabels" not in json.dumps(rules)
     dashboard = by_kind(objects, "ConfigMap")["headrace-dashboard"]["data"]["headrace.json"]
     assert json.loads(dashboard) == json.loads(
         (ROOT / "deploy/grafana/dashboards/headrace.json").read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -62,7 +64,7 @@ def test_the_dashboard_is_what_its_source_makes(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_row_for_each_question_with_panels_below_it() -> None:
     assert [row["title"] for row in ROWS] == [
-        "Is it keeping up?", "Is it healthy?", "How fast does it generate?",
+        "Now", "Is it keeping up?", "Is it healthy?", "How fast does it generate?",
         "Is the device busy?", "Which model?", "What failed?",
     ]  # fmt: skip
     tops = [row["gridPos"]["y"] for row in ROWS]
@@ -84,7 +86,7 @@ def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel(panel: dict[str, Any]) -> None:
-    assert panel["type"] == "timeseries"
+    assert panel["type"] in ("stat", "timeseries", "table")
     assert panel["description"]
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["datasource"]["uid"] == "${datasource}"
@@ -92,9 +94,46 @@ def test_a_panel(panel: dict[str, Any]) -> None:
     assert refs == sorted(set(refs))
     for target in panel["targets"]:
         assert target["datasource"] == panel["datasource"]
-        assert target["legendFormat"]
-        named = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval"}
+        assert ("legendFormat" in target) is (panel["type"] != "table")
+        named = set(re.findall(r"\$(\w+)", target["expr"])) - {"__rate_interval", "__range"}
         assert named <= {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+
+
+def test_grafana_knows_every_field() -> None:
+    """Its schema, of the version in Compose, reads the dashboard and writes the same."""
+    sdk = pytest.importorskip("grafana_foundation_sdk")
+    plugins, encoder, models = (
+        importlib.import_module(f"{sdk.__name__}.{name}")
+        for name in ("cog.plugins", "cog.encoder", "models.dashboard")
+    )
+    plugins.register_default_plugins()
+
+    def through(dashboard: dict[str, Any]) -> dict[str, Any]:
+        read = models.Dashboard.from_json(copy.deepcopy(dashboard))
+        written: dict[str, Any] = json.loads(json.dumps(read, cls=encoder.JSONEncoder))
+        return written
+
+    assert missing(DASHBOARD, through(DASHBOARD)) == []
+    for panel in DASHBOARD["panels"]:
+        if panel["type"] != "row":
+            wrong = copy.deepcopy(panel)
+            wrong["options"]["colourMode"] = wrong["targets"][0]["expression"] = "value"
+            found = missing(wrong, through({**DASHBOARD, "panels": [wrong]})["panels"][0])
+            assert found == [".options.colourMode", ".targets[0].expression"]
+    image = yaml.safe_load((DEPLOY / "compose.monitoring.yml").read_text())["services"]["grafana"]
+    version = importlib.metadata.version("grafana-foundation-sdk").partition("!")[2]
+    assert image["image"].endswith(f":{version}")
+
+
+def missing(wanted: Any, found: Any, at: str = "") -> list[str]:
+    """Where `found` lacks what `wanted` has, or has something else."""
+    if isinstance(wanted, dict) and isinstance(found, dict):
+        pairs = [(f"{at}.{key}", value, found.get(key)) for key, value in wanted.items()]
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        pairs = [(f"{at}[{n}]", *pair) for n, pair in enumerate(zip(wanted, found, strict=True))]
+    else:
+        return [] if wanted == found else [at]
+    return [path for where, a, b in pairs for path in missing(a, b, where)]
 
 
 def test_every_metric_that_is_asked_for_is_told_and_every_one_is_shown() -> None:
@@ -123,7 +162,7 @@ def test_each_alert_has_a_test_and_words_for_who_is_woken() -> None:
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert rule["annotations"]["summary"]
         # The anchor of its heading.
-        runbook = f"docs/operations.md#{rule['alert'].lower()}"
+        runbook = f"{{{{ $externalLabels.runbooks }}}}#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == runbook
         assert tested.count(f"alertname: {rule['alert']}\n") >= 1, rule["alert"]
         assert f"### {rule['alert']}\n" in explained, f"{rule['alert']} is not explained"

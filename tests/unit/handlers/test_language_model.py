@@ -8,6 +8,7 @@ import queue
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,8 @@ import torch
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
+from handlers.generation.prompt_scores import PromptScores
+from handlers.generation.structure import Grammar, Shapes
 from handlers.language_model import INCLUDED, LanguageModel, Request, load_tokenizer
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generated, Piece
@@ -63,12 +66,18 @@ def request(model: LanguageModel, value: Any) -> Request:
     (found,) = model.preprocess([value])
     if isinstance(found, Exception):
         raise found
+    if (preparation := model.preparation(found)) is not None:
+        preparation.result()
     return found  # type: ignore[no-any-return]
 
 
 def answers(model: LanguageModel, *values: Any) -> list[Any]:
     """The outputs of inputs that run together."""
-    steps = model.inference([request(model, value) for value in values])
+    return rest(model.inference([request(model, value) for value in values]))
+
+
+def rest(steps: Any) -> list[Any]:
+    """What comes at the end of the steps."""
     while True:
         try:
             next(steps)
@@ -85,7 +94,7 @@ def answer(model: LanguageModel, value: Any) -> Generated:
 def run(model: LanguageModel, name: str, steps: int = 10_000) -> list[Piece]:
     """The pieces of a request that runs, up to its last one or to so many."""
     pieces: list[Piece] = []
-    while len(pieces) < steps and not (pieces and pieces[-1].finish):
+    while len(pieces) < steps and not (pieces and (pieces[-1].finish or pieces[-1].error)):
         pieces += [piece for piece in model.step() if piece.id == name]
     return pieces
 
@@ -347,6 +356,7 @@ def test_an_answer_has_the_shape_that_is_asked_for(model: LanguageModel) -> None
         ({"json_object": True}, lambda text: isinstance(json.loads(text), dict)),
         ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdigit()),
         ({"choice": ["tea", 'a "b"']}, lambda text: text in ("tea", 'a "b"')),
+        ({"choice": [f"item {n}" for n in range(5000)]}, lambda text: text.startswith("item ")),
         ({"grammar": 'start: "a" "b"+ "c"'}, lambda text: set(text) == set("abc")),
     ]
     for shape, fits in shapes:
@@ -383,10 +393,22 @@ def test_a_structured_answer_goes_on_in_another_process(model: LanguageModel) ->
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"structured": {"json": {"type": "nonsense"}}}, "structured.json: Invalid type"),
-        ({"structured": {"json": {"not": {}, "if": {}}}}, "structured.json: "),
-        ({"structured": {"regex": "("}}, "structured.regex: .*invalid regex"),
-        ({"structured": {"grammar": "x"}}, "structured.grammar: "),
+        (
+            {"structured": {"json": {"type": "nonsense"}}},
+            r"^structured.json: the JSON schema is one for which there are no masks; change it, or "
+            r"leave it out \(llguidance: Invalid type: nonsense\)$",
+        ),
+        (
+            {"structured": {"json": {"not": {}, "if": {}}, "field": "text.format.schema"}},
+            r"^text.format.schema: the JSON schema is .*\(llguidance: Unimplemented keys",
+        ),
+        (
+            {"structured": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}},
+            "^structured.json: the JSON schema is too complex; make it simpler ",
+        ),
+        ({"structured": {"json": {"enum": ["x" * 200_000]}}}, "more than 200,000 characters"),
+        ({"structured": {"regex": "("}}, "^structured.regex: the expression .*invalid regex"),
+        ({"structured": {"grammar": "x"}}, "^structured.grammar: the grammar "),
         ({"structured": {}}, "0 shapes; give exactly one"),
         ({"structured": {"regex": "a", "json": {}}}, "2 shapes"),
         ({"structured": {"regex": "a"}, "ignore_eos": True}, "exclude each other"),
@@ -441,6 +463,100 @@ def test_calls_are_made_in_each_format(form: str) -> None:
         assert answer(model, {**asked, "tool_choice": "none"}) == plain
     finally:
         model.engine.close()
+
+
+def test_others_go_on_while_a_shape_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling, may_end = threading.Event(), threading.Event()
+    compiled: list[str] = []
+    compile_now = Shapes._compile
+
+    def held(shapes: Shapes, grammar: Grammar) -> Any:
+        compiled.append(grammar.text)
+        compiling.set()
+        assert may_end.wait(60)
+        return compile_now(shapes, grammar)
+
+    monkeypatch.setattr(Shapes, "_compile", held)
+    model = loaded(engine="continuous")
+    try:
+        model.add("other", request(model, {**QUESTION, "max_tokens": 40, "ignore_eos": True}))
+        shaped = {**QUESTION, "structured": {"json": SCHEMA}, "seed": 3}
+        waiting = [*model.preprocess([shaped]), *model.preprocess([shaped])]
+        assert compiling.wait(60)
+        assert run(model, "other")[-1].finish == "length"
+        assert not any(one.compiled.done() for one in waiting)
+        may_end.set()
+        texts = []
+        for one in waiting:
+            one.compiled.result()
+            model.add("job", one)
+            texts.append(text(run(model, "job")))
+        json.loads(texts[0])
+        assert texts[0] == texts[1]
+        # Two that came together, and a third one, are compiled once.
+        answer(model, shaped)
+        assert len(compiled) == 1
+    finally:
+        may_end.set()
+        model.engine.close()
+
+
+@pytest.mark.parametrize("choice", ["required", {"function": {"name": "paint"}}])
+def test_nothing_cuts_a_call_that_must_come(model: LanguageModel, choice: Any) -> None:
+    asked = {**QUESTION, "tools": TOOLS[:1], "tool_choice": choice, "seed": 5}
+    asked["parallel_tool_calls"] = False
+    model.add("job", request(model, asked))
+    pieces = run(model, "job")
+    whole = called(model, pieces)
+    count = sum(len(piece.tokens) for piece in pieces)
+    tokens = [token for piece in pieces for token in piece.tokens]
+    model.add("job", request(model, {**asked, "stop": ['"'], "stop_token_ids": tokens[2:5]}))
+    assert called(model, run(model, "job"))["tool_calls"] == whole["tool_calls"]
+    # The end token is not needed, and neither is what closes the call.
+    for length, finish in ((count - 1, "tool_calls"), (count // 2, "length")):
+        cut = request(model, {**asked, "max_tokens": length})
+        model.add("job", cut)
+        assert called(model, run(model, "job"))["finish_reason"] == finish
+        model.add("job", cut, tokens[:length])
+        assert run(model, "job")[-1].finish == finish
+
+
+def test_a_prompt_is_scored_once_for_all_of_its_answers() -> None:
+    model = loaded(engine="continuous")
+    try:
+        scored: list[PromptScores] = []
+        make = model.engine.prompt_scores
+
+        def counted(tokens: Any, likeliest: int) -> PromptScores:
+            scored.append(make(tokens, likeliest))
+            return scored[-1]
+
+        model.engine.prompt_scores = counted  # type: ignore[method-assign]
+        one = {"prompt": "zip and more", "echo": True, "logprobs": 3, "max_tokens": 4}
+        several = [answer(model, {**one, "seed": n}) for n in range(3)]
+        several += answers(model, *({**one, "seed": n} for n in range(3)))
+        assert len(scored) == 1
+        texts = ["".join(piece["text"] for piece in found.text) for found in several]
+        assert texts[:3] == texts[3:]
+        assert all(len(found.text[0]["logprobs"]) > 3 for found in several)
+        answer(model, {**one, "logprobs": 2})
+        assert len(scored) == 2
+    finally:
+        model.engine.close()
+
+
+def test_long_arguments_are_measured_before_they_are_read(
+    model: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: Any) -> Any:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("handlers.generation.tools.arguments_of", read)
+    arguments = '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"
+    call = {"type": "function", "function": {"name": "paint", "arguments": arguments}}
+    messages = [*QUESTION["messages"], {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(InputError, match="the prompt is too long"):
+        request(model, {"messages": messages, "tools": TOOLS})
 
 
 def called(model: LanguageModel, pieces: list[Piece]) -> Any:
@@ -535,12 +651,12 @@ def test_a_call_with_a_special_token_as_its_mark_is_found(tmp_path: Path) -> Non
         ({"tools": TOOLS, "messages": None, "prompt": "a"}, "tools are for chats"),
         (
             {"tools": [TOOLS[1], function("a", b={"type": "strin"})], "tool_choice": "required"},
-            r"^tools\[1\].function.parameters: Invalid type: strin",
+            r"^tools\[1\].function.parameters: the JSON schema is .*Invalid type: strin",
         ),
         ({"tools": TOOLS, "structured": {"regex": "a"}}, "structured.regex and tools exclude"),
         (
             {"tools": TOOLS, "structured": {"json": {"type": "strin"}}},
-            r"^structured.json: Invalid type: strin",
+            r"^structured.json: the JSON schema is .*Invalid type: strin",
         ),
         ({"tools": TOOLS, "tool_choice": "required", "ignore_eos": True}, "exclude each other"),
     ],
@@ -760,9 +876,62 @@ def test_a_fatal_error_of_the_engine_ends_the_step(monkeypatch: pytest.MonkeyPat
         def broken(*_: Any) -> Any:
             raise ValueError("the model broke")
 
+        # Not one of them alone can be sampled: it is no fault of theirs.
         monkeypatch.setattr("handlers.generation.continuous.adjusted", broken)
+        model.add("other", request(model, {**QUESTION, "max_tokens": 500, "ignore_eos": True}))
         with pytest.raises(ValueError, match="the model broke"):
             run(model, "job")
+    finally:
+        model.engine.close()
+
+
+class Wrong:
+    """Raises where a part of one answer is used."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.count = 0
+
+    def wrong(self, *_: Any, **__: Any) -> Any:
+        raise RuntimeError("the part broke")
+
+    read = bits = logits = add = delta = wrong
+    stopped = False
+
+
+class Unread(Wrong):
+    """Raises in the sampler, after its tokens were read."""
+
+    def read(self, *_: Any) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("broken", ["mask", "penalties", "text", "logprobs"])
+def test_an_error_of_one_answer_in_a_step_ends_it_alone(
+    monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    model = loaded(engine="continuous")
+    others = [
+        {**QUESTION, "temperature": 0.7, "seed": 3, "max_tokens": 30},
+        {**QUESTION, "structured": {"json": SCHEMA}, "seed": 4, "frequency_penalty": 0.5},
+    ]
+    try:
+        alone = [answer(model, one).text for one in others]
+        steps = model.inference([request(model, one) for one in (*others, QUESTION)])
+        next(steps)
+        if broken in ("mask", "penalties"):
+            engine: Any = model.engine
+            running = engine._running["2"]
+            if broken == "mask":
+                running.prompt = replace(running.prompt, mask=Wrong())
+            else:
+                running.penalized = Unread()
+        else:
+            setattr(model._answers["2"], broken, Wrong())
+        *found, failed = rest(steps)
+        assert [one.text for one in found] == alone
+        assert isinstance(failed, RuntimeError)
+        assert str(failed) == "the part broke"
+        assert model.budget().slots == SLOTS
     finally:
         model.engine.close()
 

@@ -16,6 +16,7 @@ import queue
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final
 
 import msgspec
@@ -120,6 +121,8 @@ BATCHES_MAX: Final = 4096
 WAITING_MAX: Final = 4
 #: For how long offline requests wait at most for the first piece of an online one, in seconds.
 AWAITED_S: Final = 0.5
+#: For how long a frame waits at most while nothing runs and requests are prepared, in seconds.
+PREPARING_S: Final = 0.005
 #: For how long the thread that reads frames has the interpreter between two steps with offline
 #: requests, in seconds, while online ones come. A request whose frame it reads later misses the
 #: next step.
@@ -148,6 +151,8 @@ class ContinuousExecutor:
         if isinstance(handler, SendsPieces):
             handler.send_pieces_to(self._send_piece)
         self._meter = TokenMeter(send, self._state)
+        # What other threads prepare. Each takes a slot, so that only so many come.
+        self._preparing: dict[Request, Future[Any]] = {}
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
         self._received = 0
@@ -166,6 +171,7 @@ class ContinuousExecutor:
         self._meter.report(running=False)
         while self._read_frames():
             self._drop_cancelled()
+            self._take_prepared()
             self._relieve()
             self._admit()
             self._report_waiting()
@@ -177,6 +183,10 @@ class ContinuousExecutor:
     def _read_frames(self) -> bool:
         """Read the frames that have come; wait for a frame if nothing runs. False at the end."""
         idle = not self._running and not self._waiting
+        if idle and self._preparing:
+            # Also a cancellation, which is no frame, must be seen.
+            wait(self._preparing.values(), PREPARING_S, FIRST_COMPLETED)
+            idle = False
         if self._yielding() and self._limit.at(clock()) is not None:
             time.sleep(READ_S)
         while True:
@@ -202,8 +212,10 @@ class ContinuousExecutor:
         started = clock()
         try:
             prepared, cost = self._prepared(read)
+            good = not isinstance(prepared, BaseException)
+            preparation = self._handler.preparation(prepared) if good else None
         except BaseException as error:  # noqa: BLE001 - whatever it raises becomes the job's error
-            prepared, cost = error, 0
+            prepared, cost, preparation = error, 0, None
         if isinstance(prepared, BaseException):
             self._send_outcome(seq, failure(prepared), state.times)
             return
@@ -214,7 +226,10 @@ class ContinuousExecutor:
             request.quiet = joins.quiet
             if joins.yields_s is not None:
                 request.offline, request.yields_until = True, clock() + joins.yields_s
-        self._waiting.add(request)
+        if preparation is None:
+            self._waiting.add(request)
+        else:
+            self._preparing[request] = preparation
 
     def _prepared(self, read: Input) -> tuple[Any, int]:
         """Return the request of an input, and its cost; an error in its place ends its job."""
@@ -225,7 +240,21 @@ class ContinuousExecutor:
         cost = self._handler.cost(prepared)
         return (too_large(cost, self._whole) if cost > self._whole else prepared), cost
 
+    def _take_prepared(self) -> None:
+        """Let those wait for room that other threads have prepared."""
+        for request, preparation in list(self._preparing.items()):
+            if not preparation.done():
+                continue
+            del self._preparing[request]
+            if (error := preparation.exception()) is None:
+                self._waiting.add(request)
+            else:
+                self._end(request, failure(error))
+
     def _drop_cancelled(self) -> None:
+        for request in [request for request in self._preparing if request.dropped]:
+            self._preparing.pop(request).cancel()
+            self._end(request, CANCELLED)
         for request in [request for request in self._waiting if request.dropped]:
             self._waiting.remove(request)
             if request.began:
@@ -486,7 +515,7 @@ class ContinuousExecutor:
         budget = self._handler.budget()
         if not self._running:
             self._whole = budget.tokens
-        free = max(0, budget.slots) if budget.tokens > 0 else 0
+        free = max(0, budget.slots - len(self._preparing)) if budget.tokens > 0 else 0
         yielding = sum(
             request.yields and not request.cannot_resume for request in self._running.values()
         )

@@ -11,7 +11,13 @@ from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from extensions.tuning.bench.load.targets import Target, reader, target_for, triton_tensor
+from extensions.tuning.bench.load.targets import (
+    BytesTensor,
+    Target,
+    reader,
+    target_for,
+    triton_tensor,
+)
 from headrace.client.http.retries import decoded, error_of, job_error, problem_of
 from headrace.client.models import Job
 from headrace.client.sansio import HttpResponse
@@ -173,8 +179,8 @@ def _answer(connection: socket.socket) -> HttpResponse:
         return HttpResponse(response.status, headers, body)
 
 
-def tensor_of(url: str, model: str, version: str, ca_file: str = "") -> str:
-    """Return the name of the only BYTES input of a model on Triton; "" if it has none.
+def tensor_of(url: str, model: str, version: str, ca_file: str = "") -> BytesTensor | None:
+    """Return the only BYTES input of a model on Triton; None if it has none.
 
     Raises:
         ServerUnreachable: the server does not answer.

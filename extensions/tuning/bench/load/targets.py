@@ -111,12 +111,12 @@ def target_for(
     api_key: str = "",
     ca_file: str = "",
     described: str = "",
-    tensor: str = "",
+    tensor: BytesTensor | None = None,
 ) -> Target:
     """Return a target.
 
     Args:
-        tensor: of Triton: the name of the BYTES tensor for inputs that are not JSON.
+        tensor: of Triton: for inputs that are not JSON.
 
     Raises:
         InvalidRequest: the address is invalid, or an input cannot be sent with this protocol.
@@ -151,10 +151,12 @@ def _path(protocol: Protocol, model: str, version: str, parameters: Mapping[str,
     return f"{path}?{text}" if text else path
 
 
-def _request(protocol: Protocol, path: str, common: str, one: Input, tensor: str) -> bytes:
+def _request(
+    protocol: Protocol, path: str, common: str, one: Input, tensor: BytesTensor | None
+) -> bytes:
     body, extra = one.body, f"Content-Type: {one.content_type}\r\n"
     if protocol == "triton" and one.content_type != _JSON:
-        if not tensor:
+        if tensor is None:
             raise InvalidRequest(
                 f"Triton cannot be sent {one.content_type}: the model has no single BYTES input",
                 hint="send a JSON file with an inference request",
@@ -164,7 +166,7 @@ def _request(protocol: Protocol, path: str, common: str, one: Input, tensor: str
             {
                 "inputs": [
                     {
-                        "name": tensor, "shape": [1, 1], "datatype": "BYTES",
+                        "name": tensor.name, "shape": [1] * tensor.rank, "datatype": "BYTES",
                         "parameters": {"binary_data_size": size},
                     }
                 ]
@@ -248,9 +250,16 @@ def _problem_of(status: int, body: bytes) -> str:
     return f"{status} {code}".rstrip()
 
 
-def triton_tensor(metadata: Any) -> str:
-    """Return the name of the only input of a model, if it takes BYTES, else ""."""
+class BytesTensor(NamedTuple):
+    """The input of a model that takes one value of BYTES."""
+
+    name: str
+    rank: int
+
+
+def triton_tensor(metadata: Any) -> BytesTensor | None:
+    """Return the only input of a model, if it takes BYTES."""
     inputs = metadata.get("inputs") if isinstance(metadata, dict) else None
     if isinstance(inputs, list) and len(inputs) == 1 and inputs[0].get("datatype") == "BYTES":
-        return str(inputs[0].get("name", ""))
-    return ""
+        return BytesTensor(str(inputs[0].get("name", "")), len(inputs[0].get("shape", "")))
+    return None

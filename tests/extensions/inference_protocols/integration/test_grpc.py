@@ -85,6 +85,17 @@ def models_of(folder: Path) -> Path:
             "inputs": tensors("INT32", [-1, 16], "INPUT0", "INPUT1"),
             "outputs": tensors("INT32", [-1, 16], "OUTPUT0", "OUTPUT1"),
         },
+        half={
+            "handler": f"{HANDLERS}:HalfPlusTwo",
+            "max_batch_size": 8,
+            "inputs": tensors("FP32", [-1], "x"),
+            "outputs": tensors("FP32", [-1], "y"),
+        },
+        scores={
+            "handler": f"{HANDLERS}:Scores",
+            "inputs": tensors("FP32", [-1], "p"),
+            "outputs": tensors("FP32", [-1, 2], "scores", labels=["cat", "dog"]),
+        },
         counted={
             "handler": f"{HANDLERS}:Counted",
             "inputs": {"tensors": [number]},
@@ -295,6 +306,68 @@ def test_a_full_queue_is_unavailable(site: Site, client: triton.InferenceServerC
     wait_until(lambda: not site.jobs("full", "queued"), "the job is cancelled")
 
 
+def test_the_messages_in_progress_have_a_limit(site: Site) -> None:
+    """It is 16 times `body_limit_bytes`, here 16 MiB."""
+    large = [given("data", "BYTES", np.array([bytes(1_000_000)], np.object_))]
+    refused = queue.Queue[Any]()
+    with triton.InferenceServerClient(site.address) as client:
+        calls = [
+            client.async_infer("waiting", large, callback=lambda error, **_: refused.put(error))
+            for _ in range(20)
+        ]
+        first = [refused.get(timeout=120) for _ in range(4)]
+        assert {one.status() for one in first} == {"StatusCode.RESOURCE_EXHAUSTED"}
+        assert "the messages in progress have 16" in first[0].message()
+        for call in calls:
+            call.cancel()
+        wait_until(lambda: not site.jobs("waiting", "queued"), "their jobs are cancelled")
+        assert client.infer("identity_bytes", [
+            given("INPUT0", "BYTES", np.array([[bytes(1_000_000)]], np.object_))
+        ]).as_numpy("OUTPUT0")[0, 0] == bytes(1_000_000)  # fmt: skip
+
+
+def test_a_request_of_a_stream_waits_at_most_so_long(site: Site, tmp_path: Path) -> None:
+    port, answers = free_port(), queue.Queue[Any]()
+    with (
+        api_process(
+            site.redis.url,
+            site.models,
+            inference_protocols_grpc_port=str(port),
+            max_wait_s="0.2",
+            state_dir=str(tmp_path / "state"),
+        ),
+        triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
+    ):
+        client.start_stream(lambda result, error: answers.put(error))
+        client.async_stream_infer("waiting", text())
+        assert "did not end within max_wait_s, 0.2 s" in answers.get(timeout=120).message()
+        client.stop_stream()
+    assert not site.jobs("waiting", "queued")
+
+
+def test_another_deployment_cannot_share_the_port(site: Site, tmp_path: Path) -> None:
+    port = free_port()
+    settings = {
+        "inference_protocols_grpc_port": str(port), "api_processes": "2",
+        "state_dir": str(tmp_path / "state"),
+    }  # fmt: skip
+    # Processes of one deployment have one parent.
+    program = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    with (
+        api_process(site.redis.url, site.models, **settings),
+        api_process(site.redis.url, site.models, **settings),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", program, sys.executable, "-m", "api"],
+            env=environ(
+                site.models, redis_url=site.redis.url, port=str(free_port()), **settings
+            ),
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert done.returncode != 0
+    assert f"127.0.0.1:{port} is served by another deployment" in done.stdout + done.stderr
+
+
 def test_a_stream_has_many_requests_and_outlives_their_errors(
     client: triton.InferenceServerClient,
 ) -> None:
@@ -315,16 +388,16 @@ def test_a_stream_has_many_requests_and_outlives_their_errors(
 def test_a_handler_that_yields_sends_each_piece(client: triton.InferenceServerClient) -> None:
     answers = queue.Queue[Any]()
     client.start_stream(lambda result, error: answers.put((result, error)))
-    for n in (3, 2):
+    for n in (3, 0, 2):
         client.async_stream_infer(
             "counted",
             [given("COUNT", "INT32", np.array([n], np.int32))],
             request_id=str(n),
             enable_empty_final_response=True,
         )
-    pieces: dict[str, list[Any]] = {"3": [], "2": []}
+    pieces: dict[str, list[Any]] = {"3": [], "0": [], "2": []}
     ends = set[str]()
-    while len(ends) < 2:
+    while len(ends) < 3:
         result, error = answers.get(timeout=120)
         assert error is None
         response = result.get_response()
@@ -337,9 +410,13 @@ def test_a_handler_that_yields_sends_each_piece(client: triton.InferenceServerCl
     client.stop_stream()
     assert pieces["3"] == [([0], [b"0"]), ([1], [b"1"]), ([2], [b"2"])]
     assert pieces["2"] == pieces["3"][:2]
+    assert pieces["0"] == [], "only an empty final response"
     whole = client.infer("counted", [given("COUNT", "INT32", np.array([3], np.int32))])
     assert whole.as_numpy("NUMBER").tolist() == [0, 1, 2]
     assert whole.as_numpy("NAME").tolist() == [b"0", b"1", b"2"]
+    config = client.get_model_config("counted").config
+    assert config.model_transaction_policy.decoupled
+    assert not client.get_model_config("simple").config.model_transaction_policy.decoupled
 
 
 def test_a_client_can_want_errors_as_the_end_of_its_stream(

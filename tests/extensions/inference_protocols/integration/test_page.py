@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[4]
     [
         ("triton.md", f"[[ 1 {' '.join(map(str, range(2, 17)))}]]",
          '"name":"OUTPUT0","datatype":"INT32","shape":[1,16],"data":[1,2,3'),
+        ("kserve.md", "True [2.5, 4.5] [2.5, 4.5]", '"inputs":[{"name":"x","datatype":"FP32"'),
         ("tensorflow-serving.md", "AVAILABLE [2.5, 3.0, 4.5]", '{"outputs":[2.5,3.0,4.5]}'),
     ],
 )  # fmt: skip

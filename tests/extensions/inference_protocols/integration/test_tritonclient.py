@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,6 +15,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as aio
 from tritonclient.utils import InferenceServerException
 
+from tests.harness.clients.commands import CommandsWithin
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.wait import wait_until
 
@@ -195,3 +198,14 @@ def test_the_native_api_and_the_declaration_know_the_same_tensors(api: ApiServer
     assert job["result"]["OUTPUT0"] == (COUNT * 2).tolist()
     short = api.http.post("/api/v1/models/simple/jobs", json={"INPUT0": [[1]], "INPUT1": rows})
     assert short.json()["type"].endswith("invalid-input")
+
+
+def test_headrace_bench_measures_by_the_protocol(api: ApiServer, tmp_path: Path) -> None:
+    (tmp_path / "in.bin").write_bytes(b"\x00\x01")
+    ended = CommandsWithin(api.url, tmp_path).run(
+        "bench", "echo", "-i", "in.bin", "--protocol", "triton", "--scenario", "closed:2",
+        "--requests", "20", "--json", "out.json",
+    )  # fmt: skip
+    assert ended.returncode in (0, 1), ended.stderr
+    (load,) = json.loads((tmp_path / "out.json").read_text())["loads"]
+    assert load["succeeded"] == load["requests"] > 0

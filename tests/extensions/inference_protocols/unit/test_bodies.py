@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import struct
+import threading
 from typing import Any, Final
 
 import pytest
 
 from extensions.inference_protocols.http.bodies import (
-    compressed,
-    decompressed,
     read_request,
     write_response,
+)
+from extensions.inference_protocols.jobs.over_http import (
+    LONG_BYTES,
+    compressed,
+    decompressed,
+    parsed,
 )
 from extensions.inference_protocols.tensors.datatypes import elements, joined, json_of, raw_of
 from extensions.inference_protocols.tensors.declarations import Declaration
@@ -23,7 +29,12 @@ from extensions.inference_protocols.tensors.envelope import (
     read_outputs,
     write_outputs,
 )
-from extensions.inference_protocols.tensors.requests import InferRequest, check, envelope_of
+from extensions.inference_protocols.tensors.requests import (
+    InferRequest,
+    Unsupported,
+    check,
+    envelope_of,
+)
 from headrace.config.inputs.tensors import TENSORS_TYPE, DeclaredTensor, rows_of
 from headrace.errors import InvalidRequest, PayloadTooLarge
 
@@ -218,6 +229,25 @@ def test_bytes_whose_lengths_lead_beyond_the_end_are_refused() -> None:
     for raw in (b"\5\0\0\0word", b"\1\0", joined([b"a", b"b"])):
         with pytest.raises(InvalidRequest, match="string"):
             check(InferRequest([Tensor("T", "BYTES", [1], raw)]), text)
+
+
+@pytest.mark.parametrize("what", ["inputs", "outputs"])
+def test_shared_memory_is_refused(what: str) -> None:
+    body: dict[str, Any] = {
+        "inputs": [{"name": "x", "datatype": "INT32", "shape": [1], "data": [1]}],
+        "outputs": [{"name": "y"}],
+    }
+    body[what][0]["parameters"] = {"shared_memory_region": "a", "shared_memory_byte_size": 4}
+    with pytest.raises(Unsupported, match="--allow-client-shm"):
+        read_request(json.dumps(body).encode(), b"", declared(("x", "INT32", [1])))
+
+
+@pytest.mark.parametrize(("size", "beside"), [(10, False), (LONG_BYTES, True)])
+def test_a_long_body_is_read_beside_other_requests(size: int, beside: bool) -> None:
+    def read(body: bytes) -> bool:
+        return threading.current_thread() is not threading.main_thread()
+
+    assert asyncio.run(parsed(read, bytes(size))) is beside
 
 
 def test_compressed_bodies_are_bounded() -> None:

@@ -11,6 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from extensions.inference_protocols.grpc.messages import PROTOS
 from extensions.inference_protocols.grpc.service import METHODS, SERVICE
+from extensions.inference_protocols.tensorflow.service import SERVICES
 
 ROOT = Path(__file__).parents[4]
 UNLOADED = "RepositoryModelUnloadResponse"
@@ -42,5 +43,7 @@ def test_the_messages_are_those_of_triton() -> None:
         assert found == {(f.name, f.number, f.type) for f in theirs.fields}, name
 
 
-def test_every_method_is_there() -> None:
-    assert [one.name for one in PROTOS.service(SERVICE).methods if one.name not in METHODS] == []
+@pytest.mark.parametrize("service", [SERVICE, *SERVICES])
+def test_every_method_is_there(service: str) -> None:
+    methods = {SERVICE: METHODS, **SERVICES}[service]
+    assert [one.name for one in PROTOS.service(service).methods if one.name not in methods] == []

@@ -54,7 +54,7 @@ def test_any_json_is_a_request_that_fits_or_is_refused(
     try:
         document = requests.document_of(json.dumps({keys: value}).encode())
         rows = requests.instances_of(document) if verb == "predict" else None
-        found = calls._requests(document, rows, declared, verb)
+        found = calls.requests_of(document, rows, declared, verb)
         counts = [check(request, declared) for request in found]
     except HeadraceError:
         return

@@ -93,6 +93,7 @@ class FakeLLM:
 def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     names = (
         "vllm",
+        "vllm.config",
         "vllm.sampling_params",
         "vllm.v1",
         "vllm.v1.engine",
@@ -102,6 +103,9 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     modules["vllm"].AsyncEngineArgs = modules["vllm"].SamplingParams = Parameters
+    modules["vllm"].config = modules["vllm.config"]
+    modules["vllm.config"].StructuredOutputsConfig = Parameters
+    modules["vllm.sampling_params"].StructuredOutputsParams = Parameters
     modules["vllm"].sampling_params = modules["vllm.sampling_params"]
     modules["vllm.sampling_params"].RequestOutputKind = SimpleNamespace(DELTA="delta")
     modules["vllm.v1.engine.async_llm"].AsyncLLM = FakeLLM
@@ -147,9 +151,11 @@ def taken(engine: VllmEngine, *ends: str) -> dict[str, NewTokens]:
 
 
 def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngine) -> None:
+    outputs = fake(engine).arguments.given.pop("structured_outputs_config")
+    assert outputs.given == {"backend": "guidance"}
     assert fake(engine).arguments.given == {
         "model": "/model", "dtype": "auto", "max_model_len": 64, "max_num_seqs": SLOTS,
-        "skip_tokenizer_init": True, "disable_log_stats": True, "enable_prefix_caching": True,
+        "disable_log_stats": True, "enable_prefix_caching": True,
     }  # fmt: skip
     engine.add("a", prompt(5))
     penalties = Penalties(0.5, -0.5, 1.1, {7: 2.0}, min_tokens=3)
@@ -164,6 +170,7 @@ def test_vllm_gets_the_model_and_the_parameters_of_each_prompt(engine: VllmEngin
         "max_tokens": 6, "ignore_eos": False, "stop_token_ids": [END], "detokenize": False,
         "output_kind": "delta", "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
         "repetition_penalty": 1.0, "logit_bias": None, "min_tokens": 0,
+        "structured_outputs": None,
     }  # fmt: skip
     assert second.given == {
         **first.given, "ignore_eos": True, "stop_token_ids": [9], "frequency_penalty": 0.5,
@@ -258,5 +265,51 @@ def test_the_handler_writes_the_text_of_the_tokens() -> None:
         assert pieces[-1].usage == {
             "prompt_tokens": 3, "cached_tokens": 2, "completion_tokens": 6, "total_tokens": 9
         }  # fmt: skip
+    finally:
+        model.engine.close()
+
+
+TOOL = {"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}}
+CHAT = {"messages": [{"role": "user", "content": "Go."}], "max_tokens": 6}
+
+
+@pytest.mark.parametrize(
+    ("more", "member", "text"),
+    [
+        ({"structured": {"regex": "[0-9]+"}}, "regex", "[0-9]+"),
+        ({"structured": {"choice": ["a", "b"]}}, "grammar", 'start: CHOICE\nCHOICE: "a" | "b"'),
+        ({"structured": {"json": {"type": "array"}}}, "grammar", 'start: %json {"type":"array",'),
+        ({"tools": [TOOL], "tool_choice": "required"}, "grammar", "start: call"),
+        ({"tools": [TOOL], "tool_choice": {"function": {"name": "go"}}}, "grammar", "start: call"),
+    ],
+)
+def test_shapes_and_forced_calls_are_vllms_to_mask(more: Any, member: str, text: str) -> None:
+    model = LanguageModel()
+    options = {"engine": "vllm"}
+    model.initialize(Context("m", "1", "cpu", Path("/"), options=options, max_batch_size=SLOTS))
+    try:
+        engine = model.engine
+        assert isinstance(engine, VllmEngine)
+        model.context_tokens = 512
+        (asked,) = model.preprocess([{**CHAT, **more}])
+        preparation = model.preparation(asked)
+        assert preparation is not None
+        preparation.result()  # llguidance takes it
+        allow(engine, 2)
+        model.add("a", asked)
+        pieces: list[Any] = []
+
+        def ended() -> bool:
+            pieces.extend(model.step())
+            return bool(pieces) and pieces[-1].finish is not None
+
+        wait_until(ended, "it ends")
+        ((_, parameters),) = fake(engine).prompts.values()
+        shape = parameters.given["structured_outputs"].given
+        assert list(shape) == [member]
+        assert shape[member].startswith(text)
+        # vLLM begins a grammar anew, so the answer begins again in another process.
+        assert not any(piece.tokens for piece in pieces)
+        assert pieces[-1].usage["completion_tokens"] == 6
     finally:
         model.engine.close()

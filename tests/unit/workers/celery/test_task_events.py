@@ -18,7 +18,7 @@ from headrace.config.model.catalog import load_catalog
 from headrace.errors import InputError, TransientError
 from headrace.jobs.message import decode_message
 from headrace.jobs.options import JobOptions
-from headrace.jobs.values.encoding import binary_input
+from headrace.jobs.values.encoding import binary_input, kombu_bytes
 from headrace.redis.keys import TASK_NAME
 from headrace.redis.scripts.jobs import CANCELLED, FENCED, POSTPONED
 from tests.harness.clients.messages import write_message
@@ -124,7 +124,8 @@ def desk(tmp_path: Path) -> Desk:
 
 def success(job: LeasedJob, value: Any = 1) -> Settlement:
     _, result, kind = encode_result(value)
-    return succeeded(job, result, kind, 1, NOT_RUN, "2026-01-01T00:00:00+00:00")
+    text = kombu_bytes(result) if kind else result
+    return succeeded(job, text, kind, 1, NOT_RUN, "2026-01-01T00:00:00+00:00")
 
 
 def failure(job: LeasedJob, error: Exception, **options: Any) -> Settlement:

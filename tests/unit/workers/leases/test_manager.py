@@ -160,7 +160,7 @@ def test_of_a_refused_call_nothing_stays_behind(
 def test_a_cancelled_job_whose_result_cannot_be_stored_was_cancelled(model: ServedModel) -> None:
     job = model._held["a"]
     job.dropped = "cancelled"
-    result = PendingResult(job, cancelled(job), PayloadEntry("redis:r", "a", "m", "r"), b"1", "")
+    result = PendingResult(job, cancelled(job), PayloadEntry("redis:r", "a", "m", "r"), b"1")
     error = ResultNotStored("the store is full")
     outcome = TransferOutcome(job, result=result, error=error, retryable=True)
     settlement = model.transfer_done(outcome)

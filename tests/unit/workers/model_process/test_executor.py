@@ -208,11 +208,7 @@ def test_results_on_the_wire() -> None:
     assert encode_result({"a": np.float32(0.5), "b": np.arange(2), "c": torch.ones(1)})[1] == (
         b'{"a":0.5,"b":[0,1],"c":[1.0]}'
     )
-    assert encode_result(b"\xff") == [
-        True,
-        b'{"__type__": "base64", "__value__": "/w=="}',
-        "application/octet-stream",
-    ]
+    assert encode_result(b"\xff") == [True, b"\xff", "application/octet-stream"]
     assert encode_result(Response(b"x", "image/png"))[2] == "image/png"
     assert encode_result(Response(b"x", ""))[2] == "application/octet-stream"
 

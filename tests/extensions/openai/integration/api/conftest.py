@@ -15,20 +15,18 @@ from tests.harness.workers.worker import HANDLERS
 MODELS: dict[str, Any] = {
     "docs": {"handler": "language_model", "max_batch_size": 4},
     "pieces": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Chatting"},
+    "calls": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Calling"},
+    "vectors": {"handler": "text_embedding", "max_batch_size": 8},
     "echo": {"handler": "echo"},
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def site(
-    request: pytest.FixtureRequest,
-    shared_deployment: SharedDeployment,
-    tmp_path_factory: pytest.TempPathFactory,
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """The models above and those of the module's own MODELS."""
-    folder = tmp_path_factory.mktemp("openai")
-    models = {**MODELS, **getattr(request.module, "MODELS", {})}
-    with shared_deployment.site(folder, models) as found:
+    """The models above, once for all modules: a language model takes seconds to load."""
+    with shared_deployment.site(tmp_path_factory.mktemp("openai"), MODELS) as found:
         yield found
 
 

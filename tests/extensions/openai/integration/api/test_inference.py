@@ -22,6 +22,7 @@ from openai.types.chat import ChatCompletion
 
 from headrace import errors
 from tests.extensions.openai.harness.batches import sdk
+from tests.extensions.openai.integration.api.conftest import MODELS
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
@@ -29,8 +30,6 @@ from tests.integration.observability.test_metrics import samples
 
 HANG_UPS = 250
 LOADS = "Deserialize ``s`` (a ``str``, ``bytes`` or ``bytearray`` instance"
-#: Beside those of conftest.py.
-MODELS = {"vectors": {"handler": "text_embedding", "max_batch_size": 8}}
 
 
 def chat(content: str = "What is json.loads?", **more: Any) -> dict[str, Any]:
@@ -103,7 +102,7 @@ def test_an_answer_fits_the_types_of_the_sdk(site: Site) -> None:
         assert client.completions.create(**words).choices[0].logprobs.tokens
         vectors = client.embeddings.create(model="vectors", input="def", encoding_format="float")
         assert vectors.data
-        assert {model.id for model in client.models.list()} == {"docs", "vectors", "pieces", "echo"}
+        assert {model.id for model in client.models.list()} == MODELS.keys()
         assert client.models.retrieve("docs").owned_by == "headrace"
 
 
@@ -311,6 +310,17 @@ def test_a_bad_text_of_several_is_named_by_its_index(client: Any) -> None:
          "tools[0].type: Invalid enum value 'custom'", "tools"),
         ({"extra_body": {"tempratur": 1}}, openai.BadRequestError, "did you mean temperature",
          "tempratur"),
+        ({"response_format": {"type": "json_schema", "json_schema": {
+            "name": "a", "schema": {"type": "strin"}}}}, openai.BadRequestError,
+         "response_format.json_schema.schema: the JSON schema is one for which there are no masks; "
+         "change it, or leave it out (llguidance: Invalid type: strin)", "response_format"),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, openai.BadRequestError,
+         "structured_outputs.regex: the expression is", "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"regex": "a", "choice": ["a"]}}},
+         openai.BadRequestError, "structured_outputs has 2 shapes. Give exactly one",
+         "structured_outputs"),
+        ({"extra_body": {"structured_outputs": {"choice": [1]}}}, openai.BadRequestError,
+         "structured_outputs.choice[0]: Expected `str`", "structured_outputs"),
         ({"model": "nothing"}, openai.NotFoundError,
          "no model 'nothing' is registered. Use one of", "model"),
         ({"model": "echo"}, openai.BadRequestError, "model echo is no language model", "model"),
@@ -324,6 +334,52 @@ def test_a_bad_request_is_refused_in_openais_form(
         client.chat.completions.create(**{**chat(), **asked}, stream=stream)
     assert message in str(error.value)
     assert error.value.param == param
+
+
+#: What load tools send, to the byte; the texts and lengths are shorter. guidellm 0.8.1 asks for
+#: /health first. The last two are of `vllm bench serve`, for completions and chats.
+LOAD: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {
+        "model": "docs", "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_completion_tokens": 12, "ignore_eos": True,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "1 0 m0 Hard pass"}]}],
+    }),
+    ("/v1/completions", {
+        "model": "docs", "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "max_tokens": 12, "ignore_eos": True, "prompt": "1 0 m0 Hard pass",
+    }),
+    ("/v1/completions", {
+        "model": "docs", "prompt": "Hard pass", "repetition_penalty": 1.0, "max_tokens": 12,
+        "logprobs": None, "stream": True, "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }),
+    ("/v1/chat/completions", {
+        "model": "docs", "max_completion_tokens": 12, "stream": True,
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "Hard pass"}]}],
+        "stream_options": {"include_usage": True}, "ignore_eos": True,
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), LOAD)
+def test_the_requests_of_load_tools_are_answered(
+    site: Site, path: str, body: dict[str, Any]
+) -> None:
+    with httpx2.Client(base_url=site.api.url, verify=PLAIN, timeout=120) as client:
+        assert client.get("/health").status_code == 200
+        answer = client.post(path, json=body)
+        assert answer.status_code == 200, answer.text
+        vector = {"model": "vectors", "input": "Hard pass", "truncate_prompt_tokens": -1}
+        assert client.post("/v1/embeddings", json=vector).status_code == 200
+    *chunks, last = [line for line in answer.text.split("\n\n") if line]
+    assert last == "data: [DONE]"
+    sent = [json.loads(chunk.removeprefix("data: ")) for chunk in chunks]
+    *_, ended, usage = sent
+    assert ended["choices"][0]["finish_reason"] == "length"
+    assert not usage["choices"]
+    assert usage["usage"]["completion_tokens"] == 12
 
 
 def test_neutral_fields_change_nothing(client: Any) -> None:

@@ -310,6 +310,11 @@ def test_a_job_is_no_response(client: Any, site: Site) -> None:
         ({"conversation": "conv_1"}, "not supported here", "conversation"),
         ({"background": True, "store": False}, "is stored", "store"),
         ({"max_output_tokens": 5000}, "context length is 1,024", None),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "a"}}}},
+            "text.format.schema: the JSON schema is one for which there are no masks",
+            "text.format",
+        ),
         ({"model": "echo"}, "model echo is no language model", "model"),
     ],
 )

@@ -15,10 +15,6 @@ import pytest
 from headrace.redis import keys
 from tests.harness.deployments.site import Site
 from tests.harness.http.plain_http import PLAIN
-from tests.harness.workers.worker import HANDLERS
-
-#: Beside those of conftest.py.
-MODELS = {"calls": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Calling"}}
 
 
 class Weather(pydantic.BaseModel):
@@ -195,12 +191,16 @@ def test_a_bad_tool_is_named(client: Any, more: Any, message: str, param: str) -
 
 
 def test_a_schema_without_masks_is_named(client: Any) -> None:
-    bad = {
+    bad: dict[str, Any] = {
         "type": "function",
         "function": {"name": "a", "parameters": {"properties": {"b": {"type": 1}}}},
     }
     with pytest.raises(openai.BadRequestError, match=r"tools\[1\].function.parameters: ") as error:
         client.chat.completions.create(**chat(tools=[LIST, bad], tool_choice="required"))
+    assert error.value.param == "tools"
+    flat = {"type": "function", **bad["function"]}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[0\].parameters: the JSON") as error:
+        client.responses.create(model="docs", input="x", tools=[flat], tool_choice="required")
     assert error.value.param == "tools"
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import openai
@@ -97,10 +98,18 @@ def openai_python(url: str) -> list[Callable[[], Any]]:
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
         assert responses.create(model=MODEL, input=[output], previous_response_id=answer.id).id
 
-    return [
+    kinds = [
         plain, streamed, structured, called, streamed_call, conversation, response_parsed,
         response_called,
     ]  # fmt: skip
+
+    def fifty_at_once() -> None:
+        with ThreadPoolExecutor(50) as threads:
+            running = [threads.submit(kinds[n % len(kinds)]) for n in range(50)]
+        for one in running:
+            one.result()
+
+    return [*kinds, fifty_at_once]
 
 
 def instructor(url: str) -> list[Callable[[], Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Sequence, Set
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -492,6 +493,62 @@ def test_memory_that_runs_out_for_a_request_alone_fails_it() -> None:
     script.run()
     assert "the model's memory ran out" in script.outcomes(1)[0][2]
     assert script.text(2) == words(2)
+
+
+class Preparing(Counting):
+    """Prepares a request with `ready` until so many steps have run."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(slots, memory=100)
+        self.prepared: list[tuple[int, Any, Future[None]]] = []
+
+    @override
+    def preparation(self, request: Any) -> Future[Any] | None:
+        if "ready" not in request:
+            return None
+        self.prepared.append((request["ready"], request, Future()))
+        return self.prepared[-1][2]
+
+    @override
+    def step(self) -> list[Piece]:
+        pieces = super().step()
+        for at, request, future in self.prepared:
+            if at <= self.steps and not future.done():
+                if "wrong" in request:
+                    future.set_exception(InputError(request["wrong"]))
+                else:
+                    future.set_result(None)
+        return pieces
+
+
+def test_a_request_joins_once_another_thread_has_prepared_it() -> None:
+    script = Script(Preparing(slots=4))
+    script.job(1, {"words": 3, "ready": 4})
+    script.job(2, {"words": 3, "ready": 5, "wrong": "no such shape"})
+    script.job(3, {"words": 3, "ready": 99}, drop_at=3)
+    script.job(4, {"words": 9})
+    script.run()
+    assert isinstance(script.generator, Preparing)
+    assert script.generator.joined == ["job4", "job1"]
+    assert [script.text(seq) for seq in (1, 4)] == [words(3), words(9)]
+    assert script.outcomes(2)[0][1:3] == ["input-error", "no such shape"]
+    assert script.outcomes(3) == [CANCELLED]
+    assert script.generator.prepared[2][2].cancelled()
+    # Each of them takes a slot, and none has room meanwhile.
+    assert [4, 0, 0] in script.rooms
+    assert script.rooms[-1][:2] == [4, 4]
+
+
+def test_a_cancellation_is_seen_while_nothing_but_a_preparation_runs() -> None:
+    class Alone(Preparing):
+        def preparation(self, request: Any) -> Future[Any] | None:
+            self.steps += 1
+            return super().preparation(request)
+
+    script = Script(Alone(slots=1))
+    script.job(1, {"words": 3, "ready": 99}, drop_at=1)
+    script.run()
+    assert script.outcomes(1) == [CANCELLED]
 
 
 JOBS = st.lists(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from extensions.tuning.bench.load.targets import (
     INPUTS_MAX,
+    BytesTensor,
     Input,
     read_inputs,
     reader,
@@ -24,11 +26,11 @@ PNG = Input(b"\x89PNG", "image/png")
 
 
 def request(
-    protocol: Protocol, one: Input = JSON, **options: str
+    protocol: Protocol, one: Input = JSON, **options: Any
 ) -> tuple[str, dict[str, str], bytes]:
     """The first line of a request, its headers and its body."""
     url = options.pop("url", "http://host:8080")
-    (whole,) = target_for(protocol, url, "a b", [one], **options).requests  # type: ignore[arg-type]
+    (whole,) = target_for(protocol, url, "a b", [one], **options).requests
     head, _, body = whole.partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     return first, dict(line.split(": ", 1) for line in lines), body
@@ -64,7 +66,7 @@ def test_an_inference_of_triton_is_json_or_a_binary_tensor() -> None:
     first, headers, body = request("triton")
     assert first == "POST /v2/models/a%20b/infer HTTP/1.1"
     assert body == JSON.body
-    first, headers, body = request("triton", PNG, version="3", tensor="IMAGE")
+    first, headers, body = request("triton", PNG, version="3", tensor=BytesTensor("IMAGE", 2))
     assert first == "POST /v2/models/a%20b/versions/3/infer HTTP/1.1"
     size = int(headers["Inference-Header-Content-Length"])
     (tensor,) = msgspec.json.decode(body[:size])["inputs"]
@@ -76,11 +78,11 @@ def test_an_inference_of_triton_is_json_or_a_binary_tensor() -> None:
 
 
 def test_the_tensor_is_the_only_one_that_takes_bytes() -> None:
-    text = {"name": "TEXT", "datatype": "BYTES"}
-    assert triton_tensor({"inputs": [text]}) == "TEXT"
-    assert triton_tensor({"inputs": [text, text]}) == ""
-    assert triton_tensor({"inputs": [{"name": "X", "datatype": "FP32"}]}) == ""
-    assert triton_tensor({}) == ""
+    text = {"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}
+    assert triton_tensor({"inputs": [text]}) == ("TEXT", 2)
+    assert triton_tensor({"inputs": [text, text]}) is None
+    assert triton_tensor({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1]}]}) is None
+    assert triton_tensor({}) is None
 
 
 def test_a_job_that_succeeded_has_stages_and_its_batch() -> None:

@@ -43,12 +43,14 @@ class StageSection(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         select: a path to the part of the input that the model gets.
         each: a path with [*] to a list. The model runs once per element, in jobs of their own, and
             the result is the list of their results.
+        priority: the priority of its jobs, if the pipeline's job has a better one.
     """
 
     model: Annotated[str, Meta(min_length=1)] | None = None
     sources: _Names | None = msgspec.field(default=None, name="from")
     select: _Path | None = None
     each: _Path | None = None
+    priority: Annotated[int, Meta(ge=0, le=9)] = 0
 
 
 class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,6 +97,7 @@ class Stage(msgspec.Struct, frozen=True):
         joined: whether its input is an object of these results, by name.
         path: the path to the part of the input that the model gets.
         spread: whether each element of the path has its own job.
+        priority: the best priority of its jobs, from 0 to 9.
     """
 
     name: str
@@ -103,6 +106,7 @@ class Stage(msgspec.Struct, frozen=True):
     joined: bool = False
     path: tuple[Step, ...] = ()
     spread: bool = False
+    priority: int = 0
 
 
 class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +193,8 @@ def _stage(
             raise KeyProblem((*where, key), f"each needs a list: append [*], as in {text}[*]")
         if key == "select" and None in path:
             raise KeyProblem((*where, key), "[*] matches several values; use each, or an index")
-    return Stage(name, written.model or name, sources, joined, path, written.each is not None)
+    spread = written.each is not None
+    return Stage(name, written.model or name, sources, joined, path, spread, written.priority)
 
 
 def _names(given: str | list[str]) -> tuple[tuple[str, ...], bool]:
@@ -278,6 +283,7 @@ class Pipeline:
         model: str | None = None,
         take: str | list[str] | None = None,
         select: str | None = None,
+        priority: int | None = None,
     ) -> Pipeline:
         """Add a stage that runs once.
 
@@ -285,8 +291,10 @@ class Pipeline:
             name: the stage's name, and its model's if `model` is not given.
             take: its input: `input`, a stage, or a list of them.
             select: a path to the part of the input that the model gets.
+            priority: the priority of its job, if the pipeline's job has a better one.
         """
-        return self._add(name, {"model": model, "from": take, "select": select})
+        keys = {"model": model, "from": take, "select": select, "priority": priority}
+        return self._add(name, keys)
 
     def each(
         self,
@@ -295,6 +303,7 @@ class Pipeline:
         *,
         model: str | None = None,
         take: str | list[str] | None = None,
+        priority: int | None = None,
     ) -> Pipeline:
         """Add a stage that runs once per element of a list; its result is the list of results.
 
@@ -302,8 +311,9 @@ class Pipeline:
             name: the stage's name, and its model's if `model` is not given.
             path: the path to the elements, such as `crops[*]`.
             take: the input that has the list.
+            priority: the priority of its jobs, if the pipeline's job has a better one.
         """
-        return self._add(name, {"model": model, "from": take, "each": path})
+        return self._add(name, {"model": model, "from": take, "each": path, "priority": priority})
 
     def gives(self, *names: str) -> Pipeline:
         """Set the stage whose result is the pipeline's; several make an object by their names."""

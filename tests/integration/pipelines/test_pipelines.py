@@ -45,6 +45,7 @@ PIPELINES: dict[str, Any] = {
     "half": {"stages": {"weigh": {}}, "max_running": 2},
     "kinds": {"stages": {"weigh": {"each": "[*]"}}},
     "few": {"stages": {"cut": {}, "weigh": PIECES}, "max_items": 3},
+    "offline_end": {"stages": {"cut": {}, "weigh": {**PIECES, "priority": 9}}},
     "late": {"stages": {"cut": {}, "weigh": PIECES}, "timeout_s": 2.0},
 }
 
@@ -67,6 +68,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PipelineSite]:
 
 def weighed(count: int, size: int) -> list[dict[str, int]]:
     return [{"first": n % 256, "bytes": size} for n in range(count)]
+
+
+def test_a_stage_runs_at_its_own_priority(site: PipelineSite) -> None:
+    site.api.http.post("/api/v1/queues/headrace.weigh/pause").raise_for_status()
+    try:
+        job_id = site.submit("offline_end", {"pieces": 2, "size": 1}, priority=3)
+        path = "/api/v1/queues"
+        wait_until(
+            lambda: {q["name"]: q for q in site.api.http.get(path).json()["queues"]}[
+                "headrace.weigh"
+            ]["depth"]["9"] == 2,
+            "the second stage waits at step 9",
+        )
+    finally:
+        site.api.http.post("/api/v1/queues/headrace.weigh/resume").raise_for_status()
+    assert site.result(job_id) == weighed(2, 1)
 
 
 @pytest.mark.parametrize("size", [1, 100_000], ids=["in the message", "in the store"])

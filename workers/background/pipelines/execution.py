@@ -183,7 +183,7 @@ class PipelineExecution:
             expires_s = max(0.001, self.job.expires_at - time.monotonic())
         kept_s = KEPT_S + 2 * max(0, math.ceil(self.deadline - self._began))
         return JobOptions(
-            priority=self.job.step,
+            priority=max(self.job.step, stage.priority),
             expires=expires_s,
             timeout=min(timeout_s, left_s),
             max_retries=message.max_retries,

@@ -1,0 +1,73 @@
+"""Finds the figures on a drawing. In the models file: `handler: detector.py`.
+
+A result is a list, the surest first: `{"bbox": [left, top, right, bottom], "score", "label"}`,
+in pixels. With `options: {masks: true}` each has a `mask` too: a grey PNG, and the box `view`
+that it covers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from images import part, pixels, png
+from networks import CLASSES, Detector
+from PIL import Image
+from safetensors.torch import load_file
+
+from headrace import Handler, errors
+
+
+class FindFigures(Handler):
+    """Returns boxes and scores, as the detector of Animated Drawings does."""
+
+    overlap = True
+    preprocess_per_item = True
+
+    def initialize(self, context):
+        """Load the detector."""
+        super().initialize(context)
+        folder = Path(__file__).parent
+        options = {"labels": ["humanoid"], "masks": False, "min_score": 0.4, **context.options}
+        self.labels, self.masks = set(options["labels"]), options["masks"]
+        self.min_score = options["min_score"]
+        self.model = Detector(len(CLASSES))
+        self.model.load_state_dict(load_file(folder / "weights/detector.safetensors"))
+        self.model.to(context.device).eval()
+        self.example_input = (folder / "drawings/wave.jpg").read_bytes()
+
+    def preprocess(self, inputs):
+        """Return the drawings as tensors; an input that is no image fails alone."""
+        return [drawing(data) for data in inputs]
+
+    def inference(self, items):
+        """Return what is on each drawing."""
+        return self.model([item.to(self.context.device) for item in items], self.min_score)
+
+    def postprocess(self, outputs):
+        """Return the things of the wanted labels."""
+        return [[self.described(found, n) for n in self.wanted(found)] for found in outputs]
+
+    def wanted(self, found):
+        """Return the places of what the options ask for."""
+        return [n for n, label in enumerate(found.labels.tolist()) if CLASSES[label] in self.labels]
+
+    def described(self, found, n):
+        """Return one thing as JSON."""
+        thing = {
+            "bbox": [round(x, 1) for x in found.boxes[n].tolist()],
+            "score": round(float(found.scores[n]), 4),
+            "label": CLASSES[int(found.labels[n])],
+        }
+        if self.masks:
+            tones = (found.masks[n] * 255).byte().cpu().numpy()
+            thing["mask"] = part(png(Image.fromarray(tones)))
+            thing["view"] = [round(x, 2) for x in found.views[n].tolist()]
+        return thing
+
+
+def drawing(data):
+    """Return an input as a tensor; an error if it is no image."""
+    try:
+        return pixels(data)
+    except ValueError as error:
+        return errors.InputError(str(error))

@@ -1,0 +1,54 @@
+"""Drawings as tensors and as files."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+MAX_PIXELS = 40_000_000
+
+
+def pixels(data: bytes) -> Tensor:
+    """Return an image as 3 x height x width, from 0 to 1.
+
+    Raises:
+        ValueError: the bytes are no image, or it is too large.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height <= MAX_PIXELS:
+                return tensor(on_paper(image))
+    except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:
+        raise ValueError(f"this drawing cannot be read: {error}; send a PNG or a JPEG") from None
+    raise ValueError(f"this drawing has more than {MAX_PIXELS:,} pixels; send a smaller one")
+
+
+def tensor(image: Image.Image) -> Tensor:
+    """Return an image in RGB as 3 x height x width, from 0 to 1."""
+    tones = np.asarray(image, np.float32)
+    return torch.from_numpy(tones / 255).permute(2, 0, 1).contiguous()
+
+
+def on_paper(image: Image.Image) -> Image.Image:
+    """Return an image in RGB; what is transparent becomes white."""
+    if image.mode in {"RGBA", "LA", "P"}:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
+    return image.convert("RGB")
+
+
+def png(image: Image.Image) -> bytes:
+    """Return an image as the bytes of a PNG."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def part(data: bytes) -> dict[str, str]:
+    """Return the bytes of a PNG as a part of a result in JSON."""
+    return {"content_type": "image/png", "base64": base64.b64encode(data).decode()}

@@ -1,0 +1,44 @@
+"""Finds the joints of a figure that fills its image. In the models file: `handler: pose.py`.
+
+A result is a list with one figure: `{"score", "keypoints"}`. The keypoints are the 17 of COCO,
+as those of the pose model of Animated Drawings: `[x, y, score]` in pixels of the image.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from detector import drawing
+from keypoints import described, joints_of
+from networks import JOINTS, Pose
+from safetensors.torch import load_file
+
+from headrace import Handler
+
+
+class FindJoints(Handler):
+    """Returns keypoints, as the pose model of Animated Drawings does."""
+
+    overlap = True
+    preprocess_per_item = True
+
+    def initialize(self, context):
+        """Load the network."""
+        super().initialize(context)
+        folder = Path(__file__).parent
+        self.model = Pose(len(JOINTS))
+        self.model.load_state_dict(load_file(folder / "weights/pose.safetensors"))
+        self.model.to(context.device).eval()
+        self.example_input = (folder / "drawings/wave.jpg").read_bytes()
+
+    def preprocess(self, inputs):
+        """Return the figures as tensors; an input that is no image fails alone."""
+        return [drawing(data) for data in inputs]
+
+    def inference(self, items):
+        """Return the joints of each figure."""
+        return joints_of(self.model, [item.to(self.context.device) for item in items])
+
+    def postprocess(self, outputs):
+        """Return the keypoints as JSON."""
+        return [[described(joints)] for joints in outputs]

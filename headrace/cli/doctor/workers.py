@@ -69,6 +69,11 @@ def workers(deployment: Deployment) -> Iterator[CheckResult]:
                 f"{seen.node} has not reported for {seen.age_s:.0f} s",
                 "it hangs, or its host has no free CPU: see its log",
             )
+        elif report.drained:
+            yield warn(
+                f"{seen.node} is drained: it claims no jobs",
+                f"stop it, or let it claim again: headrace workers resume {seen.node}",
+            )
     nodes = sorted(_with_labels(seen) for seen in deployment.workers)
     yield ok(f"{len(nodes)}: {named(nodes)}")
 

@@ -1,0 +1,35 @@
+/** The pages: their addresses, their places in the menu, and the files that have them. */
+
+/**
+ * A page. `:name` in its path is a parameter. Its module's default export is a component that gets
+ * `{ params, query }`. `g` and the letter `go` open it; a page without `group` is not in the menu.
+ * A key without the scope does not see it.
+ * @typedef {{ params: Record<string, string>, query: URLSearchParams }} Place
+ * @typedef {{ path: string, title: string, scope: string, group?: string, go?: string,
+ *   load: () => Promise<{ default: (place: Place) => any }> }} Page
+ */
+
+/** @type {Page[]} */
+export const PAGES = [
+  { path: '/', title: 'Overview', scope: 'read', group: 'Work', go: 'o', load: () => import('./pages/overview.js') },
+];
+
+/**
+ * The page of an address, such as `/jobs/123`, with its parameters.
+ * @param {string} path
+ */
+export function pageOf(path) {
+  const parts = path.split('/');
+  for (const page of PAGES) {
+    const names = page.path.split('/');
+    if (names.length !== parts.length) continue;
+    /** @type {Record<string, string>} */
+    const params = {};
+    const fits = names.every((name, i) => {
+      if (name.startsWith(':')) params[name.slice(1)] = decodeURIComponent(parts[i]);
+      return name.startsWith(':') ? parts[i] !== '' : name === parts[i];
+    });
+    if (fits) return { page, params };
+  }
+  return null;
+}

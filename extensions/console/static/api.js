@@ -170,3 +170,31 @@ export async function enter(text) {
     if (error instanceof Problem && error.status === 404) session.set({ scopes: ['submit', 'read', 'manage'] });
   }
 }
+
+/**
+ * Follow the pieces of a job from its first one to its end, over lost connections.
+ * @param {string} id
+ * @param {(state: { pieces: any[], missing: boolean, job?: any }) => void} tell called with all that is known
+ * @param {AbortSignal} signal
+ */
+export async function follow(id, tell, signal) {
+  let place = '';
+  let state = { pieces: /** @type {any[]} */ ([]), missing: false, job: undefined };
+  while (!signal.aborted && !state.job) {
+    try {
+      const query = { format: 'ndjson', starting_after: place };
+      const path = `/api/v1/jobs/${encodeURIComponent(id)}/stream`;
+      const response = await request('GET', path, { query, signal, patient: true });
+      for await (const line of lines(response)) {
+        const event = JSON.parse(line);
+        place = event.id ?? place;
+        const pieces = event.restarted ? [] : [...state.pieces, ...(event.pieces ?? [])];
+        state = { pieces, missing: state.missing || 'missing' in event, job: event.job };
+        tell(state);
+      }
+    } catch (error) {
+      if (signal.aborted || error instanceof Problem) return;
+    }
+    if (!state.job) await new Promise((after) => setTimeout(after, 1000));
+  }
+}

@@ -14,7 +14,7 @@ const PATIENCE_MS = 20_000;
  * @template T
  * @param {T} first
  */
-function store(first) {
+export function store(first) {
   let value = first;
   /** @type {Set<() => void>} */
   const watchers = new Set();

@@ -19,7 +19,7 @@ import { render } from './vendor/htm-preact.js';
 
 const THEMES = ['auto', 'light', 'dark'];
 const theme = () => localStorage.getItem('headrace.theme') ?? 'auto';
-const applyTheme = () => void (document.documentElement.dataset.theme = theme());
+const applyTheme = () => document.documentElement.setAttribute('data-theme', theme());
 
 /** The place that the address names: `#/jobs?status=failed`. */
 function place() {
@@ -131,7 +131,7 @@ function Page({ path, query }) {
   if (!can(found.page.scope))
     return html`<h1>${title}</h1><p>This page needs a key with the scope <b>${found.page.scope}</b>.</p>`;
   if (view.of !== found.page) return html`<p class="loading" role="status">Loading…</p>`;
-  return html`<${view.draw} key=${path} params=${found.params} query=${query} />`;
+  return html`<${view.draw} key=${path} path=${path} params=${found.params} query=${query} />`;
 }
 
 function App() {

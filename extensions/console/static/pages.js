@@ -2,9 +2,9 @@
 
 /**
  * A page. `:name` in its path is a parameter. Its module's default export is a component that gets
- * `{ params, query }`. `g` and the letter `go` open it; a page without `group` is not in the menu.
+ * `{ path, params, query }`. `g` and the letter `go` open it; a page without `group` is not in the menu.
  * A key without the scope does not see it.
- * @typedef {{ params: Record<string, string>, query: URLSearchParams }} Place
+ * @typedef {{ path: string, params: Record<string, string>, query: URLSearchParams }} Place
  * @typedef {{ path: string, title: string, scope: string, group?: string, go?: string,
  *   load: () => Promise<{ default: (place: Place) => any }> }} Page
  */
@@ -12,6 +12,18 @@
 /** @type {Page[]} */
 export const PAGES = [
   { path: '/', title: 'Overview', scope: 'read', group: 'Work', go: 'o', load: () => import('./pages/overview.js') },
+  {
+    path: '/models',
+    title: 'Models',
+    scope: 'read',
+    group: 'Work',
+    go: 'm',
+    load: () => import('./pages/overview.js'),
+  },
+  { path: '/models/:model', title: 'Model', scope: 'read', load: () => import('./pages/model.js') },
+  { path: '/jobs', title: 'Jobs', scope: 'read', group: 'Work', go: 'j', load: () => import('./pages/jobs.js') },
+  { path: '/jobs/:job', title: 'Job', scope: 'read', load: () => import('./pages/job.js') },
+  { path: '/try', title: 'Try it', scope: 'submit', group: 'Work', go: 't', load: () => import('./pages/try.js') },
 ];
 
 /**

@@ -1,6 +1,6 @@
 /** What the pages share: live data, addresses, formats, and the pieces that they are made of. */
 
-import { can, get, Lost, session } from './api.js';
+import { can, Lost, request, session, store } from './api.js';
 import { html, useEffect, useErrorBoundary, useRef, useState } from './vendor/htm-preact.js';
 
 export { html, useEffect, useErrorBoundary, useRef, useState };
@@ -35,13 +35,17 @@ export function usePoll(path, { query, every = 2000 } = {}) {
     const control = new AbortController();
     let timer = 0;
     let busy = false;
+    let etag = '';
     async function read() {
       clearTimeout(timer);
       if (busy || document.hidden) return;
       busy = true;
       try {
-        const data = await get(/** @type {string} */ (path), { query, signal: control.signal });
-        setState({ data, error: null });
+        const headers = etag ? { 'if-none-match': etag } : undefined;
+        const response = await request('GET', /** @type {string} */ (path), { query, signal: control.signal, headers });
+        etag = response.headers.get('etag') ?? '';
+        const data = response.status === 304 ? undefined : await response.json();
+        setState((last) => ({ data: data ?? last.data, error: null }));
       } catch (error) {
         if (control.signal.aborted) return;
         setState((last) => ({ data: last.data, error }));
@@ -327,28 +331,18 @@ export function Chart({ times, lines, format = count, label }) {
 
 // Actions
 
-/** @type {{ text: string, bad: boolean } | null} */
-let toast = null;
-const toasts = new Set(/** @type {(() => void)[]} */ ([]));
+const toast = store(/** @type {{ text: string, bad: boolean } | null} */ (null));
 
 /** Tell what an action has done, for a few seconds.
  * @param {string} text */
 export function tell(text, bad = false) {
   const now = { text, bad };
-  toast = now;
-  for (const draw of toasts) draw();
-  setTimeout(
-    () => {
-      if (toast !== now) return;
-      toast = null;
-      for (const draw of toasts) draw();
-    },
-    bad ? 12_000 : 5000,
-  ); // prettier-ignore
+  toast.set(now);
+  setTimeout(() => toast.get() === now && toast.set(null), bad ? 12_000 : 5000);
 }
 
 export function Toasts() {
-  const shown = useStore({ get: () => toast, watch: (draw) => (toasts.add(draw), () => void toasts.delete(draw)) });
+  const shown = useStore(toast);
   return html`<div class="toasts" role="status" aria-live="polite">${shown && html`<p class=${shown.bad ? 'bad' : ''}>${visible(shown.text)}</p>`}</div>`;
 }
 

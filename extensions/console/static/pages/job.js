@@ -2,14 +2,35 @@
 
 import { address, follow, key, request, send } from '../api.js';
 import {
-  Action, apiPath, Bar, bytes, Copy, count, duration, Facts, Fault, html, Json, Loaded, modelPath, NONE, Panel, State, Text, Time, tell, to, usePoll,
-  useEffect, useState,
+  Action,
+  apiPath,
+  Bar,
+  bytes,
+  Copy,
+  count,
+  duration,
+  Facts,
+  html,
+  Json,
+  Loaded,
+  modelPath,
+  NONE,
+  Panel,
+  State,
+  Text,
+  Time,
+  to,
+  usePoll,
+  useEffect,
+  useState,
 } from '../parts.js'; // prettier-ignore
 
 const ENDED = ['succeeded', 'failed', 'expired', 'cancelled'];
 const STAGES = ['queued', 'hold', 'device_wait', 'preprocess', 'inference', 'postprocess'];
 const MEANING = /** @type {Record<string, string>} */ ({
-  queued: 'waited in the queue', hold: 'waited for others of its batch', device_wait: 'waited for the device',
+  queued: 'waited in the queue',
+  hold: 'waited for others of its batch',
+  device_wait: 'waited for the device',
 }); // prettier-ignore
 /** Results that are longer are shown when they are asked for. */
 const PREVIEW_MAX = 1024 * 1024;
@@ -17,22 +38,38 @@ const PREVIEW_MAX = 1024 * 1024;
 /** The times of a job or of a stage as a bar, and as numbers below.
  * @param {{ of: any }} of */
 function Timeline({ of }) {
-  const sum = Math.max(of.total ?? 0, STAGES.reduce((n, name) => n + of[name], 0), 1e-6);
+  const sum = Math.max(
+    of.total ?? 0,
+    STAGES.reduce((n, name) => n + of[name], 0),
+    1e-6,
+  );
   const rest = sum - STAGES.reduce((n, name) => n + of[name], 0);
   const parts = [...STAGES.map((name) => [name, of[name]]), ['other', rest]].filter(([, ms]) => ms > 0);
   return html`<div class="body"><div class="timeline" role="img" aria-label="Times of its stages">
       ${parts.map(([name, ms]) => html`<i class=${name} style=${{ flexGrow: ms / sum }} title=${`${name}: ${duration(ms / 1000)}`}></i>`)}</div>
-    <dl class="legend">${parts.map(([name, ms]) => html`<div class=${name} title=${MEANING[name]}><dt>${name.replace('_', ' ')}</dt>
-      <dd>${duration(ms / 1000)}<span class="muted"> ${Math.round((ms / sum) * 100)} %</span></dd></div>`)}</dl></div>`;
+    <dl class="legend">${parts.map(
+      ([name, ms]) => html`<div class=${name} title=${MEANING[name]}><dt>${name.replace('_', ' ')}</dt>
+      <dd>${duration(ms / 1000)}<span class="muted"> ${Math.round((ms / sum) * 100)} %</span></dd></div>`,
+    )}</dl></div>`;
 }
 
 /** The frames of a traceback, the handler's own first, and the text of its last line.
  * @param {string} text */
 export function framesOf(text) {
-  const frames = [...text.matchAll(/^ {2}File "(.+)", line (\d+), in (.+)\n((?: {4}.*\n)*)/gm)].map(([, file, line, name, code]) => ({
-    file, line, name, code: code.replace(/^ {4}/gm, '').replace(/^[\s~^]*$/gm, '').trim(),
-    foreign: /\/(site-packages|dist-packages|lib\/python[\d.]+)\/|\/headrace\/|\/workers\/model_process\/|^</.test(file),
-  })); // prettier-ignore
+  const frames = [...text.matchAll(/^ {2}File "(.+)", line (\d+), in (.+)\n((?: {4}.*\n)*)/gm)].map(
+    ([, file, line, name, code]) => ({
+      file,
+      line,
+      name,
+      code: code
+        .replace(/^ {4}/gm, '')
+        .replace(/^[\s~^]*$/gm, '')
+        .trim(),
+      foreign: /\/(site-packages|dist-packages|lib\/python[\d.]+)\/|\/headrace\/|\/workers\/model_process\/|^</.test(
+        file,
+      ),
+    }),
+  ); // prettier-ignore
   frames.reverse();
   return [...frames.filter((frame) => !frame.foreign), ...frames.filter((frame) => frame.foreign)];
 }
@@ -44,8 +81,11 @@ function Failure({ job }) {
   return html`<${Panel} title=${html`<span class="bad-text">${job.error.type}</span>`} side=${job.error.retryable ? 'another attempt may succeed' : ''} class="failure">
     <div class="body"><${Text} block text=${job.error.message} max=${2000} /></div>
     ${own.length > 0 && html`<ol class="frames">${own.map((frame) => html`<li><code>${frame.code}</code><span class="muted"><${Text} text=${frame.file} /> line ${frame.line}, in <${Text} text=${frame.name} /></span></li>`)}</ol>`}
-    ${job.traceback && html`<details class="body"><summary>The whole traceback${frames.length > own.length && html` <span class="muted">with ${frames.length - own.length} frames of libraries</span>`}</summary>
-      <${Text} block text=${job.traceback} max=${20_000} /></details>`}
+    ${
+      job.traceback &&
+      html`<details class="body"><summary>The whole traceback${frames.length > own.length && html` <span class="muted">with ${frames.length - own.length} frames of libraries</span>`}</summary>
+      <${Text} block text=${job.traceback} max=${20_000} /></details>`
+    }
   </${Panel}>`;
 }
 
@@ -56,7 +96,9 @@ export function shapeOf(value) {
   if (typeof value === 'number' || value === null) return [];
   if (!Array.isArray(value) || !value.length) return null;
   const inner = shapeOf(value[0]);
-  return inner && value.every((one) => JSON.stringify(shapeOf(one)) === JSON.stringify(inner)) ? [value.length, ...inner] : null;
+  return inner && value.every((one) => JSON.stringify(shapeOf(one)) === JSON.stringify(inner))
+    ? [value.length, ...inner]
+    : null;
 }
 
 /** Arrays in a value with their shapes, by their places. @param {any} value @returns {[string, number[]][]} */
@@ -104,7 +146,12 @@ export function Preview({ path, name, size = 0 }) {
 }
 
 /** The pieces of a stream as one text, or as JSON where they are no text. @param {any[]} pieces */
-export const joined = (pieces) => pieces.map((piece) => (typeof piece === 'string' ? piece : typeof piece?.text === 'string' ? piece.text : JSON.stringify(piece))).join('');
+export const joined = (pieces) =>
+  pieces
+    .map((piece) =>
+      typeof piece === 'string' ? piece : typeof piece?.text === 'string' ? piece.text : JSON.stringify(piece),
+    )
+    .join('');
 
 /** @param {{ id: string }} of */
 function Pieces({ id }) {
@@ -142,7 +189,11 @@ export default function JobPage({ params }) {
   const cancel = async () => {
     const { outcome } = await send('DELETE', path);
     poll.refresh();
-    return { removed: 'It will not run.', asked: 'It runs; its result will be discarded.', ended: 'It had ended before.' }[/** @type {string} */ (outcome)];
+    return {
+      removed: 'It will not run.',
+      asked: 'It runs; its result will be discarded.',
+      ended: 'It had ended before.',
+    }[/** @type {string} */ (outcome)];
   };
   return html`<div class="head"><h1 class="mono">${params.job}</h1>
       ${job && html`<${State} of=${job.status} />`}
@@ -159,7 +210,10 @@ export default function JobPage({ params }) {
         ended ? ['Ended', html`<${Time} at=${job.finished_at} />`] : ['Place in the queue', count(job.queue_position)],
         ['Took', duration(job.timings && job.timings.total / 1000)],
         ['Attempts', count(job.attempts)],
-        ['Batch', job.batch_size ? `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}` : NONE],
+        [
+          'Batch',
+          job.batch_size ? `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}` : NONE,
+        ],
         ...(job.worker ? [['Worker', html`<${Text} text=${job.worker} />`]] : []),
         ...(job.due_at ? [['Due', html`<${Time} at=${job.due_at} />`]] : []),
         ...(job.trace_id ? [['Trace', html`<span class="mono">${job.trace_id}</span>`]] : []),
@@ -169,8 +223,15 @@ export default function JobPage({ params }) {
       </${Panel}>
       ${job.error && html`<${Failure} job=${job} />`}
       ${job.timings && html`<${Panel} title="Timeline" side=${html`<a href=${to('/jobs', { model: job.model })}>Other jobs of ${job.model}</a>`}><${Timeline} of=${job.timings} /></${Panel}>`}
-      ${job.stages && html`<${Panel} title="Stages">${job.stages.map((/** @type {any} */ stage) => html`<p><b>${stage.name}</b> <span class="muted">${stage.model}, ${stage.done} of ${stage.jobs}</span> <${State} of=${stage.status} /></p>
-        ${stage.timings && html`<${Timeline} of=${stage.timings} />`}`)}</${Panel}>`}
+      ${
+        job.stages &&
+        html`<${Panel} title="Stages">${job.stages.map(
+          (
+            /** @type {any} */ stage,
+          ) => html`<p><b>${stage.name}</b> <span class="muted">${stage.model}, ${stage.done} of ${stage.jobs}</span> <${State} of=${stage.status} /></p>
+        ${stage.timings && html`<${Timeline} of=${stage.timings} />`}`,
+        )}</${Panel}>`
+      }
       ${!ended && html`<${Pieces} id=${job.id} />`}
       <div class="columns">
         ${job.status === 'succeeded' && html`<${Panel} title="Result"><${Preview} path=${`${path}/result`} name="result" size=${job.result_size} /></${Panel}>`}

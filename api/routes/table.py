@@ -20,6 +20,7 @@ from api.routes.admin import (
     dead_letters,
     keys,
     models,
+    overview,
     profiles,
     queues,
     registry,
@@ -74,6 +75,7 @@ from headrace.schema.operation import (
     WebhookDeliveries,
     WebhookDelivery,
 )
+from headrace.schema.overview import AllSeries, Findings, Overview, Series
 from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration
 from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
 
@@ -243,6 +245,24 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "GET", _MODELS + "/{model}/demand", models.get_demand, _READ, "get_model_demand", Demand,
         (errors.ModelNotFound,),
+    ),
+    Operation(
+        "GET", _MODELS + "/{model}/series", overview.get_series, _READ, "get_model_series", Series,
+        (errors.InvalidRequest, errors.ModelNotFound), (overview.SeriesQuery,),
+    ),
+    # Numbers alone, so that keys that see their own jobs only may read them.
+    Operation(
+        "GET", "/api/v1/overview", overview.get_overview, _READ, "get_overview",
+        media.watched("All models in numbers, and what is wrong.", Overview),
+        headers=(media.IF_NONE_MATCH,),
+    ),
+    Operation(
+        "GET", "/api/v1/findings", overview.list_findings, _READ, "list_findings", Findings,
+    ),
+    Operation(
+        "GET", "/api/v1/series", overview.list_series, _READ, "list_series",
+        media.watched("The last hour of all models, by minute.", AllSeries),
+        headers=(media.IF_NONE_MATCH,),
     ),
     # Queues and dead letters have the jobs of all keys. The registry logs its own changes.
     Operation(

@@ -35,6 +35,8 @@ API_TTL_S: Final = 15
 BACKGROUND_TTL_S: Final = 15
 #: Longer than any lease_ttl.
 REPLICA_LEASES_TTL_S: Final = 86_400
+#: Longer than a series goes back.
+SERIES_TTL_S: Final = 31 * 86_400
 #: The TTL of a job whose record has none.
 DEFAULT_TTL_S: Final = 86_400
 #: How long a worker's `revoke` of an id without a record is remembered.
@@ -150,6 +152,8 @@ drain: Final = Prefix("hr:drain:")
 replica_leases: Final = Prefix("hr:replicas:")
 #: string, API_TTL_S: requests that wait in one API process.
 api: Final = Prefix("hr:api:")
+#: string, SERIES_TTL_S: a model by minute and by hour (headrace/observability/series.py).
+series: Final = Prefix("hr:series:")
 #: hash: counters of a model for /metrics; of no model under SHARED_STATS (worker_report.py).
 stats: Final = Prefix("hr:stats:")
 SHARED_STATS: Final = stats("")

@@ -1,0 +1,20 @@
+"""What this extension adds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headrace.config.extensions import Extension
+
+
+def _api() -> object:
+    from extensions.console.api_part import PART
+
+    return PART
+
+
+EXTENSION: Final = Extension(
+    name="console",
+    summary="The console: pages in a browser that show a deployment and mend it",
+    api=_api,
+)

@@ -16,7 +16,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, option, parsed_seconds
-from headrace.text import ago, milliseconds
+from headrace.text import ago, count, milliseconds
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -93,11 +93,11 @@ def discard(
                 )
         found = [known[name] for name in dict.fromkeys(groups)]
         jobs = sum(group.count for group in found)
-        output.confirm(lambda: f"discard {output.count(jobs, 'failure')}?", yes=yes)
+        output.confirm(lambda: f"discard {count(jobs, 'failure')}?", yes=yes)
         for group in found:
-            count = client.discard_failures(group)
-            value = {"group": group.group, "discarded": count}
-            output.item(value, f"{group.group}  {count:,} discarded", as_json=as_json)
+            gone = client.discard_failures(group)
+            value = {"group": group.group, "discarded": gone}
+            output.item(value, f"{group.group}  {gone:,} discarded", as_json=as_json)
 
 
 def _failure_row(group: FailuresOfGroup) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ const Chosen = ({ group, times, done }) => html`
     <p class="muted"><span class="mono"><${Text} text=${group.where ?? 'no line of a handler'} /></span> of <a href=${modelPath(group.model)}>${group.model}</a>,
       first <${Time} at=${group.first_at} />, last <${Time} at=${group.last_at} /></p>
     <${Chart} label="Failures of this group over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: counts(group, times) }]} />
-    <p>Newest: ${group.jobs.map((/** @type {string} */ id) => html`<a class="mono id" href=${jobPath(id)} title=${id}>${id}</a> `)}</p>
+    <p class="chips">Newest: ${group.jobs.map((/** @type {string} */ id) => html`<a class="mono id" href=${jobPath(id)} title=${id}>${id}</a>`)}</p>
   </${Panel}>`;
 
 /** @param {{ query: URLSearchParams }} of */

@@ -87,6 +87,7 @@ export default function Keys() {
     },
     {
       name: 'Id',
+      wide: true,
       cell: (k) => html`<a class="mono" href=${to('/audit', { by: k.id })} title="What it has changed">${k.id}</a>`,
     },
     { name: 'Scopes', cell: (k) => k.scopes.join(', ') },
@@ -108,6 +109,7 @@ export default function Keys() {
     {
       name: 'Last used',
       num: true,
+      wide: true,
       by: (k) => k.last_used_at ?? '',
       cell: (k) => (k.last_used_at ? html`<${Time} at=${k.last_used_at} />` : html`<span class="muted">never</span>`),
     },

@@ -58,7 +58,7 @@ class Console:
         """Wait until a job has ended, and return it."""
 
         def read() -> Any:
-            job = self.call("GET", f"/api/v1/jobs/{job_id}?traceback=true")
+            job = self.call("GET", f"/api/v1/jobs/{job_id}?traceback=1")
             return job if job["finished_at"] else None
 
         job = wait_until(read, f"job {job_id} ends", 60)

@@ -195,6 +195,7 @@ class Services:
             Part(self.piece_log.stop),
             Part(self.watcher.stop, dismiss=self.watcher.dismiss),
             Part(self.waiters.stop, dismiss=self.waiters.dismiss),
+            *([] if self.authenticator is None else [Part(self.authenticator.stop)]),
         ]
 
     def _new_scraper(self) -> Scraper:

@@ -183,6 +183,14 @@ class ProfileNotFound(RequestError, code="profile-not-found", status=404):
     """No profile has that id: it never existed, has expired, or newer ones took its place."""
 
 
+class WorkerNotFound(RequestError, code="worker-not-found", status=404):
+    """No worker of that name has reported within the last seconds."""
+
+
+class KeyNotFound(RequestError, code="key-not-found", status=404, title="API key not found"):
+    """No API key has that id: it never existed, or it was revoked."""
+
+
 class LetterNotFound(
     RequestError, code="letter-not-found", status=404, title="Dead letter not found"
 ):

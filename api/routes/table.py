@@ -16,7 +16,9 @@ from api.http.messages import Answer
 from api.http.problems import ProblemType
 from api.routes import media
 from api.routes.admin import (
+    audit,
     dead_letters,
+    keys,
     models,
     overview,
     profiles,
@@ -24,6 +26,7 @@ from api.routes.admin import (
     registry,
     registry_log,
     runs,
+    workers,
 )
 from api.routes.jobs import (
     bulk_status,
@@ -47,15 +50,27 @@ from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
+from headrace.schema.deployment import (
+    ApiKeys,
+    Audit,
+    CreatedApiKey,
+    KeySelf,
+    NewApiKey,
+    Worker,
+    Workers,
+)
 from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.operation import (
     Demand,
+    Discarded,
     FailureGroups,
+    GroupCount,
     Profile,
     Profiles,
     Purged,
     QueuePurge,
     Queues,
+    RecentDeliveries,
     Requeued,
     Retried,
     WebhookDeliveries,
@@ -82,6 +97,7 @@ class Operation(NamedTuple):
         problems: its errors, besides those that every such operation has.
         error: the type of its errors' JSON; None if they are problems.
         status_of: returns the status of an error, if it is not the problem's own.
+        audited: whether it is an entry of the audit log; None: if it manages and changes something.
     """
 
     method: str
@@ -96,6 +112,7 @@ class Operation(NamedTuple):
     body: type | Body | None = None
     error: type[msgspec.Struct] | None = None
     status_of: Callable[[type[errors.HeadraceError]], int] = lambda problem: problem.status
+    audited: bool | None = None
 
 
 def answer_headers(operation: Operation) -> list[Header]:
@@ -128,6 +145,7 @@ REFUSED_SUBMIT: Final = (*REFUSED, errors.TooManyStreams)
 UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
 _UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
 _UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
+_UNREAD_GROUP: Final = (*_UNREAD_SELECTION, errors.Conflict)
 _REGISTRY: Final = (
     errors.InvalidRequest, errors.ModelNotFound, errors.Conflict, errors.PayloadTooLarge,
 )  # fmt: skip
@@ -144,6 +162,8 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     "name": PathParameter(r"^[^\s/]{1,255}$"),
     "queue": PathParameter(MODEL_NAME.replace("^", r"^headrace\."), "headrace.echo"),
     "code": PathParameter(r"^[a-z-]{1,64}$", "queue-full"),
+    "worker": PathParameter(r"^[^\s/]{1,255}$"),
+    "key": PathParameter(r"^[0-9a-f]{12}$"),
     "profile_id": PathParameter(r"^[^\s/]{1,64}$"),
 }
 
@@ -216,7 +236,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _JOBS + "/cancel", bulk_status.cancel_many, _SUBMIT, "cancel_many",
-        bulk_status.Cancellations, _UNREAD_BODY, body=bulk_status.Ids,
+        bulk_status.Cancellations, _UNREAD_BODY, body=bulk_status.Ids, audited=True,
     ),
     Operation(
         "POST", _JOBS + "/outcomes", bulk_status.read_outcomes, _READ, "read_outcomes",
@@ -254,7 +274,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         media.watched("The last hour of all models, by minute.", AllSeries),
         headers=(media.IF_NONE_MATCH,),
     ),
-    # Queues and dead letters have the jobs of all keys.
+    # Queues and dead letters have the jobs of all keys. The registry logs its own changes.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
         "get_model_versions", Registration, (errors.ModelNotFound,),
@@ -263,15 +283,16 @@ TABLE: Final[tuple[Operation, ...]] = (
         "PUT", registry.VERSION, registry.register_version, _MANAGE, "register_model_version",
         {200: Registration, 201: Registration},
         _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), registry.NewVersion,
+        audited=False,
     ),
     Operation(
         "PATCH", registry.MODEL, registry.change_model, _MANAGE, "change_model",
         Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
-        registry.ModelChange,
+        registry.ModelChange, audited=False,
     ),
     Operation(
         "POST", registry.MODEL + "/reload", registry.reload_model, _MANAGE, "reload_model",
-        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "GET", registry.MODEL + "/traffic", registry.get_traffic, _READ, "get_model_traffic",
@@ -279,17 +300,17 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
-        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
+        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic, audited=False,
     ),
     Operation(
         "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
         "delete_model_traffic", ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
-        (media.IF_MATCH,),
+        (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "DELETE", registry.MODEL, registry.remove_model, _MANAGE, "remove_model",
         {202: registry.PendingRemoval, 204: Success("The model is removed.")}, _REGISTRY,
-        (registry.RemovalQuery,), (media.IF_MATCH,),
+        (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
@@ -298,7 +319,7 @@ TABLE: Final[tuple[Operation, ...]] = (
             202: registry.PendingRemoval,
             204: Success("It was the last version."),
         },
-        _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,),
+        _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",
@@ -341,6 +362,30 @@ TABLE: Final[tuple[Operation, ...]] = (
         "POST", _QUEUES + "/{name}/purge", queues.purge_queue, _MANAGE, "purge_queue",
         QueuePurge, (errors.QueueNotFound,),
     ),
+    # Workers, API keys, and who changed what
+    Operation("GET", workers.PATH, workers.list_workers, _MANAGE, "list_workers", Workers),
+    Operation(
+        "POST", workers.PATH + "/{worker}/drain", workers.drain_worker, _MANAGE, "drain_worker",
+        Worker, (errors.WorkerNotFound, errors.Conflict),
+    ),
+    Operation(
+        "POST", workers.PATH + "/{worker}/resume", workers.resume_worker, _MANAGE, "resume_worker",
+        Worker, (errors.WorkerNotFound,),
+    ),
+    Operation("GET", keys.PATH + "/self", keys.get_self, Open.ANY_KEY, "get_own_key", KeySelf),
+    Operation("GET", keys.PATH, keys.list_keys, _MANAGE, "list_keys", ApiKeys),
+    Operation(
+        "POST", keys.PATH, keys.create_key, _MANAGE, "create_key", {201: CreatedApiKey},
+        (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge), body=NewApiKey,
+    ),
+    Operation(
+        "DELETE", keys.PATH + "/{key}", keys.revoke_key, _MANAGE, "revoke_key",
+        {204: Success("It is revoked.")}, (errors.KeyNotFound, errors.Conflict),
+    ),
+    Operation(
+        "GET", audit.PATH, audit.list_audit, _MANAGE, "list_audit", Audit,
+        (errors.InvalidRequest,), (audit.AuditQuery,),
+    ),
     # The service itself; probes have no keys.
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
     Operation(
@@ -362,7 +407,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "POST", failures.PATH + "/{group}/retry", failures.retry_failures, _MANAGE,
         "retry_failures", Retried,
-        (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
+        (*_UNREAD_GROUP, errors.ListsOff), body=Body(GroupCount, required=False),
+    ),
+    Operation(
+        "POST", failures.PATH + "/{group}/discard", failures.discard_failures, _MANAGE,
+        "discard_failures", Discarded, (*_UNREAD_GROUP, errors.ListsOff), body=GroupCount,
     ),
     # Dead letters
     Operation(
@@ -398,9 +447,13 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _RUNS + "/{run_id}/cancel", runs.cancel_run, _SUBMIT, "cancel_run", Run,
-        (errors.RunNotFound,),
+        (errors.RunNotFound,), audited=True,
     ),
     # Webhooks
+    Operation(
+        "GET", webhooks.RECENT, webhooks.list_recent, _READ, "list_recent_webhooks",
+        RecentDeliveries, (errors.InvalidRequest,), (webhooks.RecentQuery,),
+    ),
     Operation(
         "GET", webhooks.PATH, webhooks.list_deliveries, _READ, "list_webhooks",
         WebhookDeliveries, (errors.JobNotFound,),

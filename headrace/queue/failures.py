@@ -7,11 +7,12 @@ with the same error code, exception and line of the handler.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, cast
 
-from headrace.errors import InvalidRequest
+from headrace.errors import Conflict, InvalidRequest
 from headrace.jobs.job import ErrorRecord, Job, read_error_record
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -55,6 +56,7 @@ class FailureGroup:
     Attributes:
         name: `<model>.<group>`.
         newest: ids of the jobs that failed last, the newest first.
+        over_time: by the beginning of a part of the time, how many failed in it.
         error: of the newest job whose record is there.
     """
 
@@ -64,6 +66,7 @@ class FailureGroup:
     first_us: int
     last_us: int
     newest: list[str] = field(default_factory=list)
+    over_time: Counter[int] = field(default_factory=Counter)
     error: ErrorRecord = field(default_factory=ErrorRecord)
 
 
@@ -96,18 +99,26 @@ class Failures:
             top = str(last)
 
     async def groups(
-        self, models: Sequence[str], *, owner: str | None, since_us: int, text: str, limit: int
+        self,
+        models: Sequence[str],
+        *,
+        owner: str | None,
+        since_us: int,
+        text: str,
+        limit: int,
+        bucket_us: int = 0,
     ) -> list[FailureGroup]:
         """Return the groups of these models, the one that failed last first.
 
         Args:
             text: only groups whose error has this text in one of its members; "" for all.
+            bucket_us: how long the parts of time are in which failures are counted; 0 counts none.
         """
         by_name: dict[str, FailureGroup] = {}
         for model in models:
             async for failures in self.walk(model, owner=owner, since_us=since_us):
                 for failure in failures:
-                    _count(by_name, model, failure)
+                    _count(by_name, model, failure, bucket_us)
         ordered = sorted(
             by_name.values(), key=lambda group: (group.last_us, group.name), reverse=True
         )
@@ -128,16 +139,22 @@ class Failures:
             if text:
                 group.error = read_error_record(text)
 
-    async def retry(self, name: str, *, owner: str | None = None) -> dict[str, Outcome]:
-        """Return the jobs of a group to the end of their queues, as the jobs that they were.
+    async def discard(self, name: str, *, expected: int) -> int:
+        """Let all failures of a group go, with their messages and dead letters; return how many.
 
-        Each call of the script moves some jobs completely. After an error some are queued, and a
-        repeat retries the others.
-
-        Returns:
-            For each job `queued`, `gone` (it was deleted or retried meanwhile), `alive` (its
-            message is still in a list), or `no-message` (nothing is left to retry).
+        Raises:
+            Conflict: the group has another number of failures than `expected`; none was let go.
         """
+        discarded = 0
+        failures = await self._of_group(name, None, expected)
+        for queue in await self._jobs.queues_of(keys.queue_name(split_group(name)[0])):
+            for page in pages_of(failures, RETRY_PORTION):
+                entries = [failure.entry for failure in page]
+                discard = script("queues/discard_failures").on(queue, *entries)
+                discarded += sum(map(int, await self._jobs.call_once(discard)))
+        return discarded
+
+    async def _of_group(self, name: str, owner: str | None, expected: int | None) -> list[Failure]:
         model, group = split_group(name)
         failures = [
             failure
@@ -145,6 +162,33 @@ class Failures:
             for failure in portion
             if failure.group == group
         ]
+        if expected is not None and len(failures) != expected:
+            raise Conflict(
+                f"the group {name} has {len(failures)} failures by now, and not {expected}",
+                hint="Look at it again, and repeat with the new number.",
+            )
+        return failures
+
+    async def retry(
+        self, name: str, *, owner: str | None = None, expected: int | None = None
+    ) -> dict[str, Outcome]:
+        """Return the jobs of a group to the end of their queues, as the jobs that they were.
+
+        Each call of the script moves some jobs completely. After an error some are queued, and a
+        repeat retries the others.
+
+        Args:
+            expected: how many failures the group must have; None for any number.
+
+        Raises:
+            Conflict: it has another number; none is retried.
+
+        Returns:
+            For each job `queued`, `gone` (it was deleted or retried meanwhile), `alive` (its
+            message is still in a list), or `no-message` (nothing is left to retry).
+        """
+        model, _ = split_group(name)
+        failures = await self._of_group(name, owner, expected)
         outcomes: dict[str, Outcome] = dict.fromkeys(
             (failure.job_id for failure in failures), "elsewhere"
         )
@@ -194,11 +238,13 @@ def split_group(name: str) -> tuple[str, str]:
     return parts[1], parts[2]
 
 
-def _count(groups: dict[str, FailureGroup], model: str, failure: Failure) -> None:
+def _count(groups: dict[str, FailureGroup], model: str, failure: Failure, bucket_us: int) -> None:
     name = f"{model}.{failure.group}"
     at = failure.failed_us
     group = groups.setdefault(name, FailureGroup(name, model, 0, at, at))
     group.count += 1
+    if bucket_us:
+        group.over_time[at - at % bucket_us] += 1
     group.first_us, group.last_us = min(group.first_us, at), max(group.last_us, at)
     if len(group.newest) < NEWEST_MAX:
         group.newest.append(failure.job_id)

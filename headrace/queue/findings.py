@@ -115,6 +115,12 @@ def of_workers(
                 f"{seen.node} has not reported for {seen.age_s:.0f} s",
                 "it hangs, or its host has no free CPU: see its log",
             )  # fmt: skip
+        elif seen.report.drained:
+            yield _found(
+                WARN, "worker-drained", "workers",
+                f"{seen.node} is drained: it claims no jobs",
+                f"stop it, or let it claim again: headrace workers resume {seen.node}",
+            )  # fmt: skip
 
 
 def of_models(catalog: Catalog, workers: Alive) -> Iterator[Finding]:

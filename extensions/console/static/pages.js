@@ -23,7 +23,41 @@ export const PAGES = [
   { path: '/models/:model', title: 'Model', scope: 'read', load: () => import('./pages/model.js') },
   { path: '/jobs', title: 'Jobs', scope: 'read', group: 'Work', go: 'j', load: () => import('./pages/jobs.js') },
   { path: '/jobs/:job', title: 'Job', scope: 'read', load: () => import('./pages/job.js') },
+  {
+    path: '/failures',
+    title: 'Failures',
+    scope: 'read',
+    group: 'Work',
+    go: 'f',
+    load: () => import('./pages/failures.js'),
+  },
+  {
+    path: '/runs',
+    title: 'Runs and batches',
+    scope: 'read',
+    group: 'Work',
+    go: 'r',
+    load: () => import('./pages/runs.js'),
+  },
   { path: '/try', title: 'Try it', scope: 'submit', group: 'Work', go: 't', load: () => import('./pages/try.js') },
+  {
+    path: '/workers',
+    title: 'Workers and devices',
+    scope: 'manage',
+    group: 'System',
+    go: 'w',
+    load: () => import('./pages/workers.js'),
+  },
+  {
+    path: '/webhooks',
+    title: 'Webhooks',
+    scope: 'read',
+    group: 'System',
+    go: 'h',
+    load: () => import('./pages/webhooks.js'),
+  },
+  { path: '/keys', title: 'Keys', scope: 'manage', group: 'System', go: 'k', load: () => import('./pages/keys.js') },
+  { path: '/audit', title: 'Audit', scope: 'manage', group: 'System', go: 'a', load: () => import('./pages/audit.js') },
 ];
 
 /**

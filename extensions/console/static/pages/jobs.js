@@ -162,7 +162,7 @@ export default function Jobs({ query }) {
 }
 
 /** @param {{ label: string, value?: string, options: string[][], onChange: (value: string) => void }} of */
-const Select = ({ label, value = '', options, onChange }) => html`
+export const Select = ({ label, value = '', options, onChange }) => html`
   <select key=${options.length} aria-label=${label} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
     ${options.map(([name, text]) => html`<option value=${name} selected=${name === value}>${text}</option>`)}
   </select>`;

@@ -167,6 +167,10 @@ class ResultFreed(RequestError, code="result-freed", status=410):
     """The result of a pipeline's stage was freed: all stages that use it have ended."""
 
 
+class InputGone(RequestError, code="input-gone", status=410):
+    """The input of the job is not kept: it has not failed, or did so long ago."""
+
+
 class QueueNotFound(RequestError, code="queue-not-found", status=404):
     """No registered model is served from a queue of that name."""
 

@@ -45,6 +45,7 @@ SETTLED_S: Final = 5
 INCOMPLETE_S: Final = 5.0
 #: How many models are decoded until the event loop serves others.
 PAGE: Final = 20
+_MIB: Final = 1024 * 1024
 _COUNTED: Final = (ADMITTED, f"{ENDED}:succeeded", f"{ENDED}:failed")
 
 
@@ -90,7 +91,6 @@ class Overviews:
             state.findings(self._catalog, last_hour.minutes),
             key=lambda finding: finding.severity != findings.FAIL,
         )
-        info = state.info
         overview = Overview(
             at=time_of(state.now_us),
             models=[
@@ -102,9 +102,7 @@ class Overviews:
             background_workers=state.background_workers,
             background_tasks=state.tasks,
             webhooks_pending=state.webhooks,
-            redis=RedisMemory(int(info["used_memory"]), int(info.get("maxmemory", 0)))
-            if "used_memory" in info
-            else None,
+            redis=_memory(state.info),
             findings=found,
         )
         body = msgspec.json.encode(overview)
@@ -273,6 +271,14 @@ async def _info(queue: JobQueue) -> dict[str, str]:
         return {}
     lines = [line for section in sections for line in section.decode("utf-8", "replace").split()]
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _memory(info: Mapping[str, str]) -> RedisMemory | None:
+    if "used_memory" not in info:
+        return None
+    # Whole MiB: a few bytes more are no news to a client that polls.
+    used_bytes = int(info["used_memory"]) // _MIB * _MIB
+    return RedisMemory(used_bytes, int(info.get("maxmemory", 0)))
 
 
 def _model(

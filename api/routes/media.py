@@ -188,6 +188,7 @@ RESULT: Final[Mapping[int, Success]] = {
     202: JOB[202],
     204: Success("A Celery client submitted it with `ignore_result`."),
 }
+KEPT_INPUT: Final = Success("The input, with the content type that the client gave.", _OUTPUT)
 EVENTS: Final[Mapping[int, Success]] = {
     200: Success(
         "Events until the job has ended: `queued`, `scheduled`, `running`, `progress`, and "

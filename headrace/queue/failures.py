@@ -10,10 +10,10 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 from headrace.errors import Conflict, InvalidRequest
-from headrace.jobs.job import ErrorRecord, read_error_record
+from headrace.jobs.job import ErrorRecord, Job, read_error_record
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -201,6 +201,26 @@ class Failures:
                 for failure, word in zip(page, words, strict=True):
                     outcomes[failure.job_id] = word.decode()
         return outcomes
+
+    async def retry_one(self, job: Job) -> Outcome:
+        """Return a failed job to the end of its queue; see `retry`."""
+        fields = (JobField.FAILURE_GROUP, JobField.CREATED, JobField.KEY)
+        (record,) = await self._jobs.read_all([("HMGET", keys.job(job.id), *fields)])
+        group, created, owner = (value.decode() if value else "-" for value in record)
+        entry = f"{group} {created} {owner} {job.id}"
+        for queue in await self._jobs.queues_of(keys.queue_name(job.model)):
+            retry = script("queues/retry_failures").on(queue, entry)
+            (word,) = await self._jobs.call_once(retry)
+            if word != b"elsewhere":
+                return cast(Outcome, word.decode())
+        return "elsewhere"
+
+    async def message(self, job_id: str, model: str) -> bytes | None:
+        """Return the message of a failed job; None if it is not kept."""
+        queues = await self._jobs.queues_of(keys.queue_name(model))
+        letters = [("HGET", keys.dead_letter(queue, job_id), "raw") for queue in queues]
+        found = await self._jobs.read_all([("GET", keys.failed(job_id)), *letters])
+        return next(filter(None, found), None)
 
 
 def split_group(name: str) -> tuple[str, str]:

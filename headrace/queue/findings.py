@@ -135,7 +135,7 @@ def of_models(catalog: Catalog, workers: Alive) -> Iterator[Finding]:
                 yield _found(
                     FAIL, "load-failed", "models",
                     f"{label} cannot be loaded on {seen.node}: {_reason(problem)}",
-                    "headrace models MODEL shows the whole error; jobs of the model wait",
+                    f"headrace models {_model_of(label)} shows the whole error; its jobs wait",
                     _model_of(label),
                 )  # fmt: skip
         for name, state in report.models.items():
@@ -327,7 +327,7 @@ def of_dead_letters(depths: Mapping[str, Depth]) -> Iterator[Finding]:
             yield _found(
                 WARN, "dead-letters", "dead-letters",
                 f"{model} has {count(depth.dead, 'dead letter')}",
-                "headrace dead list MODEL shows the reasons; then headrace dead requeue or purge",
+                f"headrace dead list {model} shows why; then headrace dead requeue or purge",
                 model,
             )  # fmt: skip
 

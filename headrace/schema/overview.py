@@ -123,7 +123,7 @@ class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
 class RedisMemory(msgspec.Struct, frozen=True):
     """The memory of Redis."""
 
-    used_bytes: Count
+    used_bytes: Annotated[Count, Meta(description="In whole MiB.")]
     limit_bytes: Annotated[Count, Meta(description="Its maxmemory; 0: no limit.")]
 
 

@@ -68,7 +68,7 @@ function Menu({ path = '/' }) {
     <div class="end">
       ${key() && html`<span class="muted" title="The API key of this tab">${name || id}</span><button class="quiet" onClick=${() => enter('')}>Forget key</button>`}
       <button class="quiet" onClick=${turn} title="Light, dark, or as the system has it">Theme: ${shade}</button>
-      <button class="quiet" onClick=${help}>Keys: ?</button>
+      <button class="quiet" onClick=${help}>Keyboard: ?</button>
     </div>
   </nav>`;
 }

@@ -142,6 +142,12 @@ export function Text({ text, max = 200, block = false }) {
     ${more && html`<button class="quiet" onClick=${() => setWhole(true)}>Show all ${count(all.length)} characters</button>`}`;
 }
 
+/** A sentence of ours in which `code` stands between backticks. @param {{ text: string }} of */
+export const Words = ({ text }) =>
+  visible(text)
+    .split('`')
+    .map((part, i) => (i % 2 ? html`<code>${part}</code>` : part));
+
 /** @param {{ value: unknown, max?: number }} of */
 export const Json = ({ value, max = 4000 }) =>
   html`<${Text} block text=${JSON.stringify(value, null, 2)} max=${max} />`;
@@ -152,7 +158,8 @@ export function Time({ at }) {
   if (at === null || at === undefined) return html`<span class="muted">${NONE}</span>`;
   const when = new Date(at);
   const s = (Date.now() - when.getTime()) / 1000;
-  const text = Math.abs(s) < 1 ? 'now' : s < 0 ? `in ${duration(-s)}` : `${duration(Math.floor(s))} ago`;
+  const long = Math.abs(s) < 60 ? `${Math.floor(Math.abs(s))} s` : duration(s);
+  const text = Math.abs(s) < 1 ? 'now' : s < 0 ? `in ${long}` : `${long} ago`;
   return html`<time datetime=${when.toISOString()} title=${`${when.toLocaleString()} (${when.toISOString()})`}>${text}</time>`;
 }
 
@@ -183,7 +190,7 @@ const TONES = /** @type {Record<string, string>} */ ({
 /** A state as a word with a coloured dot.
  * @param {{ of: string, tone?: string }} of */
 export const State = ({ of, tone }) =>
-  html`<span class="state ${tone ?? TONES[of] ?? ''}">${of.replace(/[-_]/g, ' ')}</span>`;
+  html`<span class="state ${tone ?? TONES[of] ?? ''}">${of.includes(' ') ? of : of.replace(/[-_]/g, ' ')}</span>`;
 
 /** @param {{ title?: any, side?: any, children?: any, class?: string }} of */
 export const Panel = ({ title, side, children, class: kind = '' }) => html`
@@ -247,7 +254,8 @@ export const Facts = ({ of }) =>
 /** A line of the last values without axes; null is a gap.
  * @param {{ values: (number | null)[], label: string, tone?: string }} of */
 export function Spark({ values, label, tone = '' }) {
-  const top = Math.max(...values.map((v) => v ?? 0), 1e-9);
+  const top = Math.max(...values.map((v) => v ?? 0));
+  if (!(top > 0)) return html`<svg class="spark" aria-hidden="true"></svg>`;
   let pen = 'M';
   const path = values.map((v, i) => {
     if (v === null || v === undefined) {
@@ -268,6 +276,13 @@ export const Bar = ({ share, label, tone = '' }) => html`
 
 const SHADES = ['--accent', '--second', '--bad', '--warn'];
 
+/** A time of an axis: the hour, and at midnight the day. @param {number} s */
+const clock = (s) => {
+  const at = new Date(s * 1000);
+  const day = at.getHours() === 0 && at.getMinutes() === 0;
+  return at.toLocaleString('en-GB', day ? { day: 'numeric', month: 'short' } : { hour: '2-digit', minute: '2-digit' });
+};
+
 /**
  * Lines over time with axes. uPlot is loaded with the first chart.
  * @param {{ times: number[], lines: { label: string, values: (number | null)[], bars?: boolean, tone?: string }[], format?: (n: number) => string, label: string }} of
@@ -280,7 +295,10 @@ export function Chart({ times, lines, format = count, label }) {
     let over = false;
     const box = /** @type {HTMLElement} */ (place.current);
     const fit = new ResizeObserver(() => plot.current?.setSize({ width: box.clientWidth, height: 150 }));
-    const css = (/** @type {string} */ name) => getComputedStyle(box).getPropertyValue(name);
+    const css = (/** @type {string} */ name) => {
+      box.style.setProperty('outline-color', `var(${name})`);
+      return getComputedStyle(box).outlineColor;
+    };
     import('./vendor/uplot.js').then(({ default: UPlot }) => {
       if (over) return;
       const axis = {
@@ -307,11 +325,11 @@ export function Chart({ times, lines, format = count, label }) {
           cursor: { drag: { x: false, y: false } },
           legend: { live: true },
           axes: [
-            { ...axis, space: 70 },
+            { ...axis, space: 70, size: 30, values: (_, splits) => splits.map(clock) },
             { ...axis, size: 52, space: 30, values: (_, splits) => splits.map((v) => format(v)) },
           ],
           scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
-          series: [{ value: '{HH}:{mm}' }, ...series],
+          series: [{ label: 'Time', value: (_, v) => (v === null ? NONE : clock(v)) }, ...series],
         },
         /** @type {any} */ (data),
         box,
@@ -324,7 +342,7 @@ export function Chart({ times, lines, format = count, label }) {
       plot.current?.destroy();
       plot.current = null;
     };
-  }, [lines.length, format]);
+  }, [lines.length]);
   useEffect(() => plot.current?.setData(data), [JSON.stringify(data)]);
   return html`<div class="chart" ref=${place} role="img" aria-label=${label}></div>`;
 }

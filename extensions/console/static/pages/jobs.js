@@ -48,10 +48,13 @@ async function meaning(text) {
 }
 
 /** @typedef {any} Job */
-const took = (/** @type {Job} */ job) =>
-  job.finished_at && job.started_at && (Date.parse(job.finished_at) - Date.parse(job.started_at)) / 1000;
+/** The ids of the server begin with their time, so their ends differ. @param {string} id */
+const short = (id) => (id.length > 24 ? `…${id.slice(-20)}` : id);
+/** Seconds of the stages that begin before and after the job runs; null while they are not known. */
 const waited = (/** @type {Job} */ job) =>
-  job.started_at && (Date.parse(job.started_at) - Date.parse(job.created_at)) / 1000;
+  job.timings && (job.timings.queued + job.timings.hold + job.timings.device_wait) / 1000;
+const ran = (/** @type {Job} */ job) =>
+  job.timings && (job.timings.preprocess + job.timings.inference + job.timings.postprocess) / 1000;
 const metadata = (/** @type {Job} */ job) =>
   Object.entries(job.metadata ?? {})
     .map(([name, value]) => `${name}=${typeof value === 'string' ? value : JSON.stringify(value)}`)
@@ -61,7 +64,7 @@ const metadata = (/** @type {Job} */ job) =>
 const COLUMNS = [
   {
     name: 'Job',
-    cell: (job) => html`<a class="mono id" href=${jobPath(job.id)} title=${job.id}>${job.id}</a>`,
+    cell: (job) => html`<a class="mono id" href=${jobPath(job.id)} title=${job.id}>${short(job.id)}</a>`,
   },
   {
     name: 'Model',
@@ -71,7 +74,7 @@ const COLUMNS = [
   { name: 'State', cell: (job) => html`<${State} of=${job.status} />` },
   { name: 'Created', num: true, cell: (job) => html`<${Time} at=${job.created_at} />` },
   { name: 'Waited', num: true, wide: true, cell: (job) => duration(waited(job)) },
-  { name: 'Ran', num: true, wide: true, cell: (job) => duration(took(job)) },
+  { name: 'Ran', num: true, wide: true, cell: (job) => duration(ran(job)) },
   { name: 'Attempts', num: true, wide: true, cell: (job) => count(job.attempts) },
   { name: 'Batch', num: true, wide: true, cell: (job) => count(job.batch_size) },
   {
@@ -160,6 +163,6 @@ export default function Jobs({ query }) {
 
 /** @param {{ label: string, value?: string, options: string[][], onChange: (value: string) => void }} of */
 export const Select = ({ label, value = '', options, onChange }) => html`
-  <select aria-label=${label} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
+  <select key=${options.length} aria-label=${label} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
     ${options.map(([name, text]) => html`<option value=${name} selected=${name === value}>${text}</option>`)}
   </select>`;

@@ -312,7 +312,8 @@ export default function ModelPage({ params }) {
       }
       <${Charts} name=${name} />
       <${Workers} model=${model} />
-      <div class="columns"><${Versions} name=${name} model=${model} /><${Sample} name=${name} /></div>
+      <${Versions} name=${name} model=${model} />
+      <div class="columns"><${Sample} name=${name} /></div>
       ${
         model.stages &&
         html`<${Panel} title="Stages"><${Table} label="Stages" rows=${model.stages} id=${(/** @type {any} */ s) => s.name} columns=${[

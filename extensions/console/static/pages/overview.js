@@ -15,6 +15,7 @@ import {
   Spark,
   State,
   Table,
+  Words,
   to,
   usePoll,
   useState,
@@ -27,10 +28,9 @@ function Findings({ of }) {
   if (!of.length) return html`<p class="calm"><${State} of="nothing is wrong" tone="ok" /></p>`;
   return html`<ul class="findings" aria-label="What is wrong">
     ${of.map(
-      (
-        one,
-      ) => html`<li class=${one.severity === 'fail' ? 'bad' : 'warn'}><${State} of=${one.text} tone=${one.severity === 'fail' ? 'bad' : 'warn'} />
-      <span class="muted">${one.hint}</span>${one.model && html`<a href=${modelPath(one.model)}>Open ${one.model}</a>`}</li>`,
+      (one) => html`<li class=${one.severity === 'fail' ? 'bad' : 'warn'}>
+        <div><${State} of=${one.text} tone=${one.severity === 'fail' ? 'bad' : 'warn'} /><p class="muted"><${Words} text=${one.hint} /></p></div>
+        ${one.model && html`<a href=${modelPath(one.model)}>Open ${one.model}</a>`}</li>`,
     )}
   </ul>`;
 }
@@ -63,81 +63,71 @@ const errors = (/** @type {Model} */ m) => {
  * @param {(model: string, name: string) => (number | null)[]} hour
  * @returns {import('../parts.js').Column[]}
  */
-const columns = (hour) => [
-  {
-    name: 'Model',
-    by: (m) => m.name,
-    cell: (m) => html`<a class="strong" href=${modelPath(m.name)}>${m.name}</a>`,
-  },
-  {
-    name: 'State',
-    by: (m) => m.state,
-    cell: (m) => html`<${State} of=${m.paused ? 'paused' : m.state} />`,
-  },
-  {
-    name: 'Ready',
-    num: true,
-    wide: true,
-    by: (m) => m.ready_replicas,
-    cell: (m) => `${m.ready_replicas} of ${m.replicas}`,
-  },
-  {
-    name: 'Waiting',
-    num: true,
-    by: (m) => m.queued,
-    cell: (m) => html`<a href=${to('/jobs', { model: m.name, status: 'queued' })}>${count(m.queued)}</a>`,
-  },
-  {
-    name: 'Oldest',
-    num: true,
-    wide: true,
-    by: (m) => m.oldest_age_s,
-    cell: (m) => duration(m.oldest_age_s),
-  },
-  {
-    name: 'Jobs / min',
-    num: true,
-    by: last('submitted'),
-    cell: (m) => count(last('submitted')(m)),
-  },
-  {
-    name: html`<span class="muted">hour</span>`,
-    wide: true,
-    cell: (m) => html`<${Spark} values=${hour(m.name, 'submitted')} label="Jobs a minute, last hour" />`,
-  },
-  { name: 'p50', num: true, wide: true, by: last('p50_ms'), cell: (m) => ms(last('p50_ms')(m)) },
-  { name: 'p99', num: true, by: last('p99_ms'), cell: (m) => ms(last('p99_ms')(m)) },
-  {
-    name: html`<span class="muted">hour</span>`,
-    wide: true,
-    cell: (m) => html`<${Spark} values=${hour(m.name, 'p99_ms')} label="p99, last hour" />`,
-  },
-  {
-    name: 'Errors',
-    num: true,
-    by: errors,
-    cell: (m) =>
-      html`<a class=${errors(m) > 0 ? 'bad-text' : 'plain'} href=${to('/jobs', { model: m.name, status: 'failed' })}>${percent(errors(m))}</a>`,
-  },
-  {
-    name: html`<span class="muted">hour</span>`,
-    wide: true,
-    cell: (m) => html`<${Spark} tone="bad" values=${hour(m.name, 'failed')} label="Failed jobs a minute, last hour" />`,
-  },
-  {
-    name: 'Batch',
-    num: true,
-    wide: true,
-    by: last('batch_size'),
-    cell: (m) => count(last('batch_size')(m)),
-  },
-  {
-    name: 'Busy',
-    wide: true,
-    by: last('busy'),
-    cell: (m) => html`<${Bar} share=${last('busy')(m) ?? 0} label=${`busy ${percent(last('busy')(m))}`} />`,
-  },
-]; // prettier-ignore
+const columns = (hour) => {
+  /** A number with its last hour beside it. */
+  const over = (
+    /** @type {any} */ value,
+    /** @type {string} */ model,
+    /** @type {string} */ name,
+    /** @type {string} */ label,
+    tone = '',
+  ) =>
+    html`<span class="over"><${Spark} values=${hour(model, name)} label=${label} tone=${tone} /><span>${value}</span></span>`;
+  return [
+    { name: 'Model', by: (m) => m.name, cell: (m) => html`<a class="strong" href=${modelPath(m.name)}>${m.name}</a>` },
+    { name: 'State', by: (m) => m.state, cell: (m) => html`<${State} of=${m.paused ? 'paused' : m.state} />` },
+    {
+      name: 'Ready',
+      num: true,
+      wide: true,
+      by: (m) => m.ready_replicas,
+      cell: (m) => `${m.ready_replicas} of ${m.replicas}`,
+    },
+    {
+      name: 'Waiting',
+      num: true,
+      by: (m) => m.queued,
+      cell: (m) =>
+        html`<a class="plain" href=${to('/jobs', { model: m.name, status: 'queued' })}>${count(m.queued)}</a>`,
+    },
+    { name: 'Oldest', num: true, wide: true, by: (m) => m.oldest_age_s, cell: (m) => duration(m.oldest_age_s) },
+    {
+      name: 'Jobs / min',
+      num: true,
+      by: last('submitted'),
+      cell: (m) => over(count(last('submitted')(m)), m.name, 'submitted', 'Jobs a minute, last hour'),
+    },
+    { name: 'p50', num: true, wide: true, by: last('p50_ms'), cell: (m) => ms(last('p50_ms')(m)) },
+    {
+      name: 'p99',
+      num: true,
+      wide: true,
+      by: last('p99_ms'),
+      cell: (m) => over(ms(last('p99_ms')(m)), m.name, 'p99_ms', 'p99, last hour'),
+    },
+    {
+      name: 'Errors',
+      num: true,
+      by: errors,
+      cell: (m) =>
+        over(
+          html`<a class=${(errors(m) ?? 0) > 0 ? 'bad-text' : 'plain'} href=${to('/jobs', { model: m.name, status: 'failed' })}>${percent(errors(m))}</a>`,
+          m.name,
+          'failed',
+          'Failed jobs a minute, last hour',
+          'bad',
+        ),
+    },
+    { name: 'Batch', num: true, wide: true, by: last('batch_size'), cell: (m) => count(last('batch_size')(m)) },
+    {
+      name: 'Busy',
+      num: true,
+      wide: true,
+      by: last('busy'),
+      cell: (m) => html`<${Bar} share=${last('busy')(m) ?? 0} label=${`busy ${percent(last('busy')(m))}`} />`,
+    },
+  ]; // prettier-ignore
+}; // prettier-ignore
 
 const ms = (/** @type {number | null | undefined} */ n) => duration(n === null || n === undefined ? n : n / 1000);
 

@@ -194,7 +194,7 @@ export default function Try({ query }) {
   const names = (models.data?.models ?? []).map((/** @type {any} */ m) => m.name);
   const name = query.get('model') ?? names[0];
   return html`<div class="head"><h1>Try it</h1>
-      <select aria-label="Model" value=${name} onChange=${(/** @type {any} */ event) => {
+      <select key=${names.length} aria-label="Model" value=${name} onChange=${(/** @type {any} */ event) => {
         location.hash = to('/try', { model: event.target.value });
       }}>
         ${names.map((/** @type {string} */ one) => html`<option selected=${one === name}>${one}</option>`)}</select></div>

@@ -337,6 +337,33 @@ def test_the_command_lists_and_retries(api: ApiServer, folder: Path, tmp_path: P
     assert {job["status"] for job in ended(api, *ids)} == {"succeeded"}
 
 
+def test_one_failed_job_shows_its_input_and_is_retried(api: ApiServer, folder: Path) -> None:
+    large = {"text": "x" * 5000}  # in the payload store: the limit in a message is 1,000 bytes
+    failed, stored, other = submit(api, {"order": 7}, large, {"customer_id": 1})
+    ended(api, failed, stored, other)
+    answer = api.http.get(f"{JOBS}/{failed}/input")
+    assert (answer.json(), answer.headers["content-type"]) == ({"order": 7}, "application/json")
+    assert api.http.get(f"{JOBS}/{stored}/input").json() == large
+    gone = api.http.get(f"{JOBS}/{other}/input")
+    assert (gone.status_code, gone.json()["type"]) == (410, "/problems/input-gone")
+    assert api.http.post(f"{JOBS}/{other}/retry").status_code == 409
+    (folder / "mended").touch()
+    assert api.http.post(f"{JOBS}/{failed}/retry").json() == {"retried": 1, "left": {}}
+    mended, unchanged = ended(api, failed, stored)
+    assert (mended["result"], unchanged["status"]) == ("mended", "failed")
+
+
+def test_the_input_of_bytes_has_its_content_type(api: ApiServer) -> None:
+    answer = api.http.post(
+        "/api/v1/models/orders/jobs", content=b"\x89PNG", headers={"content-type": "image/png"}
+    )
+    job_id = answer.json()["id"]
+    ended(api, job_id)
+    given = api.http.get(f"{JOBS}/{job_id}/input")
+    assert (given.content, given.headers["content-type"]) == (b"\x89PNG", "image/png")
+    assert "sandbox" in given.headers["content-security-policy"]
+
+
 def _entries(redis: Any) -> list[bytes]:
     found: list[bytes] = redis.zrange(keys.failures("orders"), 0, -1)
     return found

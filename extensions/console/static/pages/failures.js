@@ -90,7 +90,7 @@ export default function Failures({ query }) {
   const models = usePoll('/api/v1/models', { every: 30_000 });
   const poll = usePoll('/api/v1/failures', {
     query: { model: filters.model, error: filters.error, since: times[0], bucket_s: step, limit: 200 },
-    every: 3000,
+    every: 5000,
   });
   const go = (/** @type {Record<string, any>} */ change) => {
     location.hash = to('/failures', { ...filters, ...change });

@@ -57,7 +57,7 @@ const Attempts = ({ of: one, done }) => html`
 /** @param {{ query: URLSearchParams }} of */
 export default function Webhooks({ query }) {
   const state = query.get('state') ?? '';
-  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 } });
+  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 }, every: 4000 });
   const chosen = poll.data?.deliveries.find((/** @type {Delivery} */ one) => one.id === query.get('id'));
   /** @type {import('../parts.js').Column[]} */
   const columns = [
@@ -69,7 +69,7 @@ export default function Webhooks({ query }) {
       cell: (d) => html`<a class="mono id" href=${jobPath(d.job)} title=${d.job}>${d.job}</a>`,
     },
     { name: 'To', wide: true, cell: (d) => html`<${Text} text=${d.url} max=${36} />` },
-    { name: 'Tries', num: true, by: (d) => d.tries, cell: (d) => count(d.tries) },
+    { name: 'Tries', num: true, wide: true, by: (d) => d.tries, cell: (d) => count(d.tries) },
     {
       name: 'Last outcome',
       cell: (d) =>

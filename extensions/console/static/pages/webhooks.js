@@ -23,7 +23,7 @@ import {
 
 /** @typedef {any} Delivery */
 
-const failing = (/** @type {Delivery} */ one) => one.state === 'failed' || (one.state === 'pending' && one.tries > 0);
+const failing = (/** @type {Delivery} */ one) => one.state !== 'delivered' && Boolean(one.attempts.at(-1)?.error);
 const outcome = (/** @type {any} */ attempt) => attempt.error ?? `status ${attempt.status}`;
 
 /** @param {{ of: Delivery, done: () => void }} of */

@@ -296,8 +296,10 @@ def test_every_page_is_for_people_and_fits_its_screen(
         expect(page.get_by_role("heading", name="Workers and devices")).to_be_visible()
         page.keyboard.press("g")
         page.keyboard.press("f")
+        field = page.get_by_label("Search failures")
+        expect(field).to_be_visible()
         page.keyboard.press("/")
-        expect(page.get_by_label("Search failures")).to_be_focused()
+        expect(field).to_be_focused()
         assert watched.complaints == []
         own = (site.url, "data:", "blob:")
         assert [url for url in watched.requests if not url.startswith(own)] == []

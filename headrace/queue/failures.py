@@ -7,46 +7,29 @@ with the same error code, exception and line of the handler.
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Final, Literal, cast
 
 from headrace.errors import Conflict, InvalidRequest
 from headrace.jobs.job import ErrorRecord, Job, read_error_record
+from headrace.queue.failure_index import Failure, FailureIndex
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import pages_of, script
 
-#: How many entries are read, and how many jobs are retried, in one call: Redis serves others in
+#: How many errors are read, and how many jobs are retried, in one call: Redis serves others in
 #: between.
 PORTION: Final = 2_000
 RETRY_PORTION: Final = 200
-#: How many of its jobs a group names.
-NEWEST_MAX: Final = 10
 
 #: The names of groups: the model's name and the group in it, as in JSON Schema.
 GROUP_NAME: Final = r"^([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})\.([0-9a-f]{12})$"
 _GROUP_NAME: Final = re.compile(GROUP_NAME)
 
 Outcome = Literal["queued", "gone", "alive", "no-message", "elsewhere"]
-
-
-class Failure(NamedTuple):
-    """A failed job as its entry has it; the newest by creation is the greatest."""
-
-    created_us: int
-    job_id: str
-    failed_us: int
-    group: str
-    key: str
-
-    @property
-    def entry(self) -> str:
-        """The member of the sorted set in Redis."""
-        return f"{self.group} {self.created_us} {self.key} {self.job_id}"
 
 
 @dataclass(slots=True)
@@ -66,7 +49,7 @@ class FailureGroup:
     first_us: int
     last_us: int
     newest: list[str] = field(default_factory=list)
-    over_time: Counter[int] = field(default_factory=Counter)
+    over_time: dict[int, int] = field(default_factory=dict)
     error: ErrorRecord = field(default_factory=ErrorRecord)
 
 
@@ -79,24 +62,14 @@ class Failures:
     def __init__(self, jobs: JobQueue, failed_ttl_s: int) -> None:
         self._jobs = jobs
         self._ttl_s = failed_ttl_s
+        self._indices: dict[str, FailureIndex] = {}
 
-    async def walk(
-        self, model: str, *, owner: str | None, since_us: int = 0
-    ) -> AsyncIterator[list[Failure]]:
-        """Yield the failures of a model since a time, the last one first, in portions."""
-        kept_from = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
-        bottom, top, skipped = max(since_us, kept_from, 0), "+inf", 0
-        while True:
-            read = script("queues/read_failures").call([], model, top, bottom, skipped, PORTION)
-            lines = (await self._jobs.call(read)).decode().splitlines()
-            failures = [_failure(line) for line in lines]
-            yield [failure for failure in failures if owner is None or failure.key == owner]
-            if len(lines) < PORTION:
-                return
-            last = failures[-1].failed_us
-            same = sum(failure.failed_us == last for failure in failures)
-            skipped = same + (skipped if top == str(last) else 0)
-            top = str(last)
+    async def of(self, model: str) -> FailureIndex:
+        """Return the failures of a model as they are now."""
+        index = self._indices.setdefault(model, FailureIndex(model))
+        kept_from_us = int((self._jobs.clock.now_s() - self._ttl_s) * US_PER_S)
+        await index.follow(self._jobs, max(kept_from_us, 0))
+        return index
 
     async def groups(
         self,
@@ -114,14 +87,15 @@ class Failures:
             text: only groups whose error has this text in one of its members; "" for all.
             bucket_us: how long the parts of time are in which failures are counted; 0 counts none.
         """
-        by_name: dict[str, FailureGroup] = {}
+        by_name: list[FailureGroup] = []
         for model in models:
-            async for failures in self.walk(model, owner=owner, since_us=since_us):
-                for failure in failures:
-                    _count(by_name, model, failure, bucket_us)
-        ordered = sorted(
-            by_name.values(), key=lambda group: (group.last_us, group.name), reverse=True
-        )
+            index = await self.of(model)
+            tallies = index.tallies(owner=owner, since_us=since_us, bucket_us=bucket_us)
+            by_name += [
+                FailureGroup(f"{model}.{group}", model, *astuple(tally))
+                for group, tally in tallies.items()
+            ]
+        ordered = sorted(by_name, key=lambda group: (group.last_us, group.name), reverse=True)
         groups: list[FailureGroup] = []
         for page in pages_of(ordered, PORTION):
             await self._read_errors(page)
@@ -156,12 +130,7 @@ class Failures:
 
     async def _of_group(self, name: str, owner: str | None, expected: int | None) -> list[Failure]:
         model, group = split_group(name)
-        failures = [
-            failure
-            async for portion in self.walk(model, owner=owner)
-            for failure in portion
-            if failure.group == group
-        ]
+        failures = (await self.of(model)).failures_of(group, owner=owner)
         if expected is not None and len(failures) != expected:
             raise Conflict(
                 f"the group {name} has {len(failures)} failures by now, and not {expected}",
@@ -236,20 +205,3 @@ def split_group(name: str) -> tuple[str, str]:
             hint="Take one from GET /api/v1/failures, or from `headrace jobs --group error`.",
         )
     return parts[1], parts[2]
-
-
-def _count(groups: dict[str, FailureGroup], model: str, failure: Failure, bucket_us: int) -> None:
-    name = f"{model}.{failure.group}"
-    at = failure.failed_us
-    group = groups.setdefault(name, FailureGroup(name, model, 0, at, at))
-    group.count += 1
-    if bucket_us:
-        group.over_time[at - at % bucket_us] += 1
-    group.first_us, group.last_us = min(group.first_us, at), max(group.last_us, at)
-    if len(group.newest) < NEWEST_MAX:
-        group.newest.append(failure.job_id)
-
-
-def _failure(line: str) -> Failure:
-    failed, group, created, key, job_id = line.split(" ", 4)
-    return Failure(int(created), job_id, int(failed), group, key)

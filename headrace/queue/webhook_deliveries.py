@@ -221,7 +221,7 @@ class DeliveryStore:
         saved = answer[0] == 1 or bytes(answer[1]) == text
         return PendingDelivery(new, text) if saved else bytes(answer[1])
 
-    async def newest(self, *, failing: bool, limit: int = keys.DELIVERIES_LISTED) -> list[Delivery]:
+    async def newest(self, limit: int, *, failing: bool) -> list[Delivery]:
         """Return the deliveries of all jobs that were saved last, the newest first.
 
         Args:

@@ -307,8 +307,9 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
         "queues/retry_failures": [queue.name], "queues/discard_failures": [queue.name],
-        "queues/read_failures": ["m", "+inf", 0, 0, 1],
+        "queues/follow_failures": ["m", 0, 0, 1],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
+        "workers/save_series": [10],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

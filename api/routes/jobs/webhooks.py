@@ -18,6 +18,7 @@ from headrace.errors import Conflict, WebhookNotFound
 from headrace.jobs.ids import is_id
 from headrace.queue.webhook_deliveries import Change, Delivery, PendingDelivery
 from headrace.redis.clock import US_PER_S
+from headrace.redis.keys import DELIVERIES_LISTED
 from headrace.schema.members import time_of
 from headrace.schema.operation import (
     RecentDeliveries,
@@ -65,9 +66,12 @@ async def list_deliveries(services: Services, request: Request, job_id: str) -> 
 async def list_recent(services: Services, request: Request) -> Reply:
     """List the webhooks of all jobs that were sent last: failing ones first, then the newest."""
     query = read_query(request, RecentQuery)
+    # Where none is left out, no more are read than are shown.
+    whole = query.state is UNSET and request.caller.sees_all
+    count = query.limit if whole else DELIVERIES_LISTED
     found: list[Delivery] = []
     for failing in (True, False):
-        newest = await services.webhook_deliveries.newest(failing=failing)
+        newest = await services.webhook_deliveries.newest(count, failing=failing)
         found += [delivery for delivery in newest if request.caller.may_see(delivery.owner)]
     if query.state is not UNSET:
         found = [delivery for delivery in found if delivery.state == query.state]

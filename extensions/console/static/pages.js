@@ -42,7 +42,7 @@ export const PAGES = [
   { path: '/try', title: 'Try it', scope: 'submit', group: 'Work', go: 't', load: () => import('./pages/try.js') },
   {
     path: '/workers',
-    title: 'Workers and devices',
+    title: 'Workers',
     scope: 'manage',
     group: 'System',
     go: 'w',

@@ -367,9 +367,9 @@ export function Toasts() {
 /**
  * A button that does something, absent where the key lacks the scope. With `confirm` it asks first:
  * that text says what will happen. `run` returns what to tell when it is done.
- * @param {{ label: string, run: () => Promise<string | void>, scope?: string, confirm?: any, kind?: string, title?: string }} of
+ * @param {{ label: string, run: () => Promise<string | void>, scope?: string, confirm?: any, keep?: string, kind?: string, title?: string }} of
  */
-export function Action({ label, run, scope = 'manage', confirm, kind = '', title }) {
+export function Action({ label, run, scope = 'manage', confirm, keep = 'Keep it', kind = '', title }) {
   const [busy, setBusy] = useState(false);
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useStore(session);
@@ -389,7 +389,7 @@ export function Action({ label, run, scope = 'manage', confirm, kind = '', title
     ${
       confirm &&
       html`<dialog ref=${dialog} aria-label=${label}><div>${confirm}</div>
-      <footer><button onClick=${() => dialog.current?.close()}>Keep it</button><button class=${kind || 'primary'} onClick=${act}>${label}</button></footer></dialog>`
+      <footer><button onClick=${() => dialog.current?.close()}>${keep}</button><button class=${kind || 'primary'} onClick=${act}>${label}</button></footer></dialog>`
     }`;
 }
 

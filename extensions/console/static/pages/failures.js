@@ -77,7 +77,7 @@ const Chosen = ({ group, times, done }) => html`
     <p class="muted"><span class="mono"><${Text} text=${group.where ?? 'no line of a handler'} /></span> of <a href=${modelPath(group.model)}>${group.model}</a>,
       first <${Time} at=${group.first_at} />, last <${Time} at=${group.last_at} /></p>
     <${Chart} label="Failures of this group over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: counts(group, times) }]} />
-    <p>Newest: ${group.jobs.map((/** @type {string} */ id) => html`<a class="mono id" href=${jobPath(id)} title=${id}>${id}</a> `)}</p>
+    <p class="chips">Newest: ${group.jobs.map((/** @type {string} */ id) => html`<a class="mono id" href=${jobPath(id)} title=${id}>${id}</a>`)}</p>
   </${Panel}>`;
 
 /** @param {{ query: URLSearchParams }} of */
@@ -90,7 +90,7 @@ export default function Failures({ query }) {
   const models = usePoll('/api/v1/models', { every: 30_000 });
   const poll = usePoll('/api/v1/failures', {
     query: { model: filters.model, error: filters.error, since: times[0], bucket_s: step, limit: 200 },
-    every: 3000,
+    every: 5000,
   });
   const go = (/** @type {Record<string, any>} */ change) => {
     location.hash = to('/failures', { ...filters, ...change });

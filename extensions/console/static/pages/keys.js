@@ -60,7 +60,7 @@ function NewKey({ made }) {
     <label>Requests and jobs a second <input type="number" min="0" placeholder="no limit" value=${form.rate} onInput=${set('rate')} /></label>
     <label>Jobs in flight <input type="number" min="0" placeholder="no limit" value=${form.max_in_flight} onInput=${set('max_in_flight')} /></label>
     <label>It lives <${Select} label="It lives" value=${form.expires_in_s} options=${LIVES} onChange=${(/** @type {string} */ expires_in_s) => setForm((old) => ({ ...old, expires_in_s }))} /></label></div>`;
-  return html`<${Action} label="New key" kind="primary" run=${create} confirm=${fields} />`;
+  return html`<${Action} label="New key" kind="primary" keep="Cancel" run=${create} confirm=${fields} />`;
 }
 
 /** @param {{ of: Key, close: () => void }} of */
@@ -87,6 +87,7 @@ export default function Keys() {
     },
     {
       name: 'Id',
+      wide: true,
       cell: (k) => html`<a class="mono" href=${to('/audit', { by: k.id })} title="What it has changed">${k.id}</a>`,
     },
     { name: 'Scopes', cell: (k) => k.scopes.join(', ') },
@@ -108,6 +109,7 @@ export default function Keys() {
     {
       name: 'Last used',
       num: true,
+      wide: true,
       by: (k) => k.last_used_at ?? '',
       cell: (k) => (k.last_used_at ? html`<${Time} at=${k.last_used_at} />` : html`<span class="muted">never</span>`),
     },

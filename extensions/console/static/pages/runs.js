@@ -44,14 +44,18 @@ function Progress({ done, failed, total }) {
 const Failed = (/** @type {{ n: number }} */ { n }) => html`<span class=${n ? 'bad-text' : 'muted'}>${count(n)}</span>`;
 
 /** @param {{ of: Row }} of */
+const RunState = ({ of: run }) =>
+  html`<${State} of=${run.cancel_requested && run.state === 'running' ? 'stopping' : run.state} tone=${run.state === 'lost' ? 'bad' : run.state === 'ended' ? 'ok' : undefined} />`;
+
+/** @param {{ of: Row }} of */
 const Run = ({ of: run }) => {
   const again = `headrace runs resume ${run.id} --only-failed`;
-  return html`<${Panel} title=${html`Run <${Text} text=${run.name || run.id} max=${80} />`} side=${html`<${State} of=${run.state} /><a class="button" href="#/runs">Close</a>`}>
+  return html`<${Panel} title=${html`Run <${Text} text=${run.name || run.id} max=${80} />`} side=${html`<${RunState} of=${run} /><a class="button" href="#/runs">Close</a>`}>
     ${run.error && html`<p class="fault">${html`<${Text} text=${run.error} max=${1000} />`}</p>`}
     <p>From <span class="mono"><${Text} text=${run.source} /></span> to <span class="mono"><${Text} text=${run.output} /></span> on <${Text} text=${run.host} />, in <span class="mono"><${Text} text=${run.folder} /></span></p>
     ${
       run.failed > 0 &&
-      html`<p>${count(run.failed)} rows failed. Each has its error in the output. Run them again there:
+      html`<p>${count(run.failed)} rows failed. Each has its error in the output. Run them again there:${' '}
       <code><${Text} text=${again} /></code> <${Copy} text=${again} /></p>`
     }
     ${run.command.length > 0 && html`<p class="muted">Its command: <code><${Text} text=${run.command.join(' ')} max=${500} /></code></p>`}
@@ -141,8 +145,8 @@ export default function Runs({ query }) {
     { name: 'Model', wide: true, cell: (r) => html`<a class="plain" href=${modelPath(r.model)}>${r.model}</a>` },
     {
       name: 'State',
-      cell: (r) =>
-        html`<${State} of=${r.cancel_requested && r.state === 'running' ? 'stopping' : r.state} tone=${r.state === 'lost' ? 'bad' : r.state === 'ended' ? 'ok' : undefined} />`,
+      wide: true,
+      cell: (r) => html`<${RunState} of=${r} />`,
     },
     { name: 'Progress', cell: (r) => html`<${Progress} done=${r.succeeded} failed=${r.failed} total=${r.total} />` },
     { name: 'Failed', num: true, by: (r) => r.failed, cell: (r) => html`<${Failed} n=${r.failed} />` },
@@ -171,7 +175,7 @@ export default function Runs({ query }) {
       cell: (b) => html`<a class="mono id" href=${to('/runs', { batch: b.id })} title=${b.id}>${b.id}</a>`,
     },
     { name: 'For', wide: true, cell: (b) => html`<${Text} text=${b.model ?? b.endpoint} max=${40} />` },
-    { name: 'State', cell: (b) => html`<${State} of=${b.status} />` },
+    { name: 'State', wide: true, cell: (b) => html`<${State} of=${b.status} />` },
     {
       name: 'Progress',
       cell: (b) =>

@@ -57,7 +57,7 @@ const Attempts = ({ of: one, done }) => html`
 /** @param {{ query: URLSearchParams }} of */
 export default function Webhooks({ query }) {
   const state = query.get('state') ?? '';
-  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 } });
+  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 }, every: 4000 });
   const chosen = poll.data?.deliveries.find((/** @type {Delivery} */ one) => one.id === query.get('id'));
   /** @type {import('../parts.js').Column[]} */
   const columns = [
@@ -68,17 +68,16 @@ export default function Webhooks({ query }) {
       wide: true,
       cell: (d) => html`<a class="mono id" href=${jobPath(d.job)} title=${d.job}>${d.job}</a>`,
     },
-    { name: 'Model', wide: true, cell: (d) => d.model },
-    { name: 'To', wide: true, cell: (d) => html`<${Text} text=${d.url} max=${80} />` },
-    { name: 'Tries', num: true, by: (d) => d.tries, cell: (d) => count(d.tries) },
+    { name: 'To', wide: true, cell: (d) => html`<${Text} text=${d.url} max=${36} />` },
+    { name: 'Tries', num: true, wide: true, by: (d) => d.tries, cell: (d) => count(d.tries) },
     {
       name: 'Last outcome',
       cell: (d) =>
         d.attempts.length
-          ? html`<span class=${failing(d) ? 'bad-text' : ''}><${Text} text=${outcome(d.attempts.at(-1))} max=${80} /></span>`
+          ? html`<span class=${failing(d) ? 'bad-text' : ''}><${Text} text=${outcome(d.attempts.at(-1))} max=${60} /></span>
+            ${d.next_attempt_at && html`<div class="muted">again <${Time} at=${d.next_attempt_at} /></div>`}`
           : NONE,
     },
-    { name: 'Next try', num: true, wide: true, cell: (d) => html`<${Time} at=${d.next_attempt_at} />` },
     { name: 'Created', num: true, by: (d) => d.created_at, cell: (d) => html`<${Time} at=${d.created_at} />` },
     { name: '', num: true, wide: true, cell: (d) => html`<${Again} of=${d} done=${poll.refresh} />` },
   ];

@@ -97,6 +97,8 @@ async def page(_services: Services, request: Request) -> Reply:
 
 async def static(_services: Services, request: Request, name: str) -> Reply:
     """Return a file of the console."""
+    if not name:
+        return Reply(307, b"", b"text/plain", ((b"location", b"../console"),))
     version, _, path = name.partition("/")
     found = files().by_path.get(path)
     if found is None:

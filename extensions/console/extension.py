@@ -13,8 +13,15 @@ def _api() -> object:
     return PART
 
 
+def _server() -> object:
+    from headrace.server.extension import ServerPart
+
+    return ServerPart(pages={"console": "/console"})
+
+
 EXTENSION: Final = Extension(
     name="console",
     summary="The console: pages in a browser that show a deployment and mend it",
     api=_api,
+    server=_server,
 )

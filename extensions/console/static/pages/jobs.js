@@ -89,21 +89,14 @@ const COLUMNS = [
 
 /** @param {{ query: URLSearchParams }} of */
 export default function Jobs({ query }) {
-  const now = Object.fromEntries(query);
-  const { q, search, ...filters } = now;
+  const { q, search, ...filters } = Object.fromEntries(query);
   const [text, setText] = useState('');
   const models = usePoll('/api/v1/models', { every: 30_000 });
   // `since` in the address is a number of seconds before now, or a time.
   const since = /^\d{1,7}$/.test(filters.since ?? '')
     ? `${Math.floor(Date.now() / 60_000) * 60 - Number(filters.since)}`
     : filters.since;
-  const asked = {
-    ...filters,
-    status: undefined,
-    since,
-    limit: LIMIT,
-    ...(filters.status && { status: filters.status }),
-  };
+  const asked = { ...filters, since, limit: LIMIT };
   const jobs = usePoll(q === undefined ? '/api/v1/jobs' : null, {
     query: asked,
     every: filters.cursor ? 10_000 : 2000,
@@ -131,6 +124,7 @@ export default function Jobs({ query }) {
     <form class="filters" role="search" onSubmit=${submit}>
       <input data-search type="search" size="40" aria-label="Search jobs" placeholder="Job id, words of an error, or name=value" value=${text}
         onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
+      <button type="submit">Search</button>
       <${Select} label="Model" value=${filters.model} onChange=${(/** @type {string} */ model) => go({ model })}
         options=${[['', 'all models'], ...(models.data?.models ?? []).map((/** @type {any} */ m) => [m.name, m.name])]} />
       <${Select} label="State" value=${filters.status} onChange=${(/** @type {string} */ status) => go({ status })} options=${[['', 'all states'], ...STATES.map((s) => [s, s])]} />

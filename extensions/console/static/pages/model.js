@@ -1,6 +1,6 @@
 /** Model: where it runs, how it does, and what can be changed while it runs. */
 
-import { can, send } from '../api.js';
+import { can, get, send } from '../api.js';
 import {
   Action,
   apiPath,
@@ -154,14 +154,12 @@ function Versions({ name, model }) {
     .map((v) => `${percent(share(v))} to ${v}`)
     .join(', '); // prettier-ignore
   const save = async () => {
-    const change = {
-      weights,
-      ...(traffic.data.sticky && { sticky: traffic.data.sticky }),
-      ...(traffic.data.shadow && { shadow: traffic.data.shadow, shadow_percent: traffic.data.shadow_percent }),
-    };
-    await send('PUT', apiPath('models', name, 'traffic'), change, {
-      headers: { 'if-match': `"${traffic.data.generation}"` },
-    });
+    const now = await get(apiPath('models', name, 'traffic'));
+    const { generation, sticky, shadow, shadow_percent } = now;
+    if (JSON.stringify(now.weights) !== JSON.stringify(present)) throw new Error('The traffic has changed meanwhile.');
+    const change = { weights, ...(sticky && { sticky }), ...(shadow && { shadow, shadow_percent }) };
+    const headers = { 'if-match': `"${generation}"` };
+    await send('PUT', apiPath('models', name, 'traffic'), change, { headers });
     move(null);
     traffic.refresh();
     return `Jobs that name no version go ${words}.`;

@@ -58,7 +58,7 @@ class Console:
         """Wait until a job has ended, and return it."""
 
         def read() -> Any:
-            job = self.call("GET", f"/api/v1/jobs/{job_id}?traceback=1")
+            job = self.call("GET", f"/api/v1/jobs/{job_id}")
             return job if job["finished_at"] else None
 
         job = wait_until(read, f"job {job_id} ends", 60)
@@ -72,7 +72,11 @@ class Console:
 
 @contextmanager
 def console(
-    folder: Path, models: dict[str, dict[str, Any]] | None = None, **variables: str
+    folder: Path,
+    models: dict[str, dict[str, Any]] | None = None,
+    *,
+    wait_for: tuple[str, ...] = ("all",),
+    **variables: str,
 ) -> Iterator[Console]:
     """A deployment with the model `shown` and those given, all loaded, that requires keys."""
     shown = {
@@ -82,9 +86,17 @@ def console(
     chosen = {"shown": shown, **(models or {})}
     flags: dict[str, Any] = {"HEADRACE_AUTH": "on", **variables, "background": True}
     with running_up(folder, models=write_models(folder, chosen), **flags) as up:
-        wait_until(lambda: up.request("GET", "/ready?models=all")[0] == 200, "loaded", 120)
         keys = {name: _key(up, name, scopes) for name, scopes in KEYS.items()}
-        yield Console(up, folder, keys)
+        site = Console(up, folder, keys)
+        wait_until(lambda: _loaded(site, wait_for), "the models are loaded", 120)
+        yield site
+
+
+def _loaded(site: Console, names: tuple[str, ...]) -> bool:
+    """Whether these models, or "all", have a ready replica or are loaded on demand."""
+    states = {one["name"]: one["state"] for one in site.call("GET", "/api/v1/models")["models"]}
+    wanted = states if names == ("all",) else names
+    return all(states.get(name) in ("ready", "unloaded") for name in wanted)
 
 
 def _key(up: RunningUp, name: str, scopes: tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
 """The time series of a model: what it did in each minute of a day and each hour of 30 days.
 
 `hr:series:<model>` is one string: a head, then a ring of minutes, then a ring of hours, each record
-as long as any other. docs/architecture/queue-and-keys.md gives the reasons. Another layout needs
+as long as any other. docs/architecture/time-series.md gives the reasons. Another layout needs
 another key: an older background worker may write this one meanwhile.
 """
 
@@ -172,7 +172,7 @@ def _float(word: bytes) -> float:
 def advance(before: State | None, now: Sample) -> tuple[State, Bucket, Bucket]:
     """Return the next state, and the buckets of the minute and of its hour so far.
 
-    What was counted is not known without the minute before, and where a counter began anew.
+    What was counted is not known without the minute before, and where a counter was reset.
     """
     gap = now.minute - before.minute if before is not None else 0
     state = State(now.minute, now.totals)

@@ -1,7 +1,7 @@
 """The failures of one model in memory, which follows those in Redis.
 
-All of them are read at the first use, and later those that are new: grouping 10,000 failures anew
-for each reader would take 40 ms. It takes about 120 bytes a failure.
+All of them are read at the first use, and later only new ones: to read 10,000 failures for each
+request would take 40 ms. It takes about 120 bytes a failure.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def of_queues(
     version_depths: Mapping[str, Mapping[str, Depth]],
     paused: Collection[str],
 ) -> Iterator[Finding]:
-    """Find queues whose jobs nobody runs.
+    """Find queues whose jobs no worker runs.
 
     Args:
         depths: by model.
@@ -356,7 +356,7 @@ def _failed(buckets: Sequence[Bucket]) -> tuple[int, float]:
 def of_background(
     background_workers: int, tasks: int, webhooks: int, *, pipelines: bool
 ) -> Iterator[Finding]:
-    """Find background tasks and webhooks that nobody runs, or that are too many.
+    """Find background tasks and webhooks that no worker runs, or that are too many.
 
     Args:
         pipelines: some are served.

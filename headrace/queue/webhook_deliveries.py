@@ -77,7 +77,7 @@ class Delivery(msgspec.Struct, frozen=True):
     @property
     def failing(self) -> bool:
         """Whether its last try failed."""
-        return self.state == "failed" or (self.state == "pending" and self.tries > 0)
+        return self.state != "delivered" and any(one.error for one in self.attempts[-1:])
 
     def tried(self, attempt: Attempt) -> Delivery:
         """Return the delivery after one more try."""

@@ -64,7 +64,7 @@ class AllSeries(SeriesSpan, frozen=True, kw_only=True):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that is wrong with a deployment, as `headrace doctor` says it too."""
+    """Something that is wrong with a deployment; `headrace doctor` finds it too."""
 
     severity: Annotated[
         Word,
@@ -113,7 +113,7 @@ class ModelOverview(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     oldest_age_s: Annotated[Amount | None, Meta(description="Null: no job waits.")]
     submitted: Annotated[
-        Amount, Meta(description="Jobs so far; fewer than before: the counters began anew.")
+        Amount, Meta(description="Jobs so far; fewer than before: the counters were reset.")
     ]
     succeeded: Amount
     failed: Amount
@@ -136,5 +136,5 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     background_workers: Count
     background_tasks: Count
     webhooks_pending: Count
-    redis: Annotated[RedisMemory | None, Meta(description="Null: Redis does not tell it.")]
+    redis: Annotated[RedisMemory | None, Meta(description="Null: it is not known.")]
     findings: list[Finding]

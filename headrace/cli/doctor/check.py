@@ -107,7 +107,7 @@ def skip(sentence: str, hint: str = "") -> CheckResult:
     return CheckResult(Verdict.SKIP, sentence, hint)
 
 
-def told(findings: Iterable[Finding], check: str = "") -> Iterator[CheckResult]:
+def results_of(findings: Iterable[Finding], check: str = "") -> Iterator[CheckResult]:
     """Yield findings as results; with a name of a check only its own."""
     for finding in findings:
         if check in ("", finding.check):

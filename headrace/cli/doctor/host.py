@@ -17,7 +17,7 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, fail, ok, told, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
@@ -109,7 +109,7 @@ def state_dir(deployment: Deployment) -> CheckResult:
 def disks(deployment: Deployment) -> Iterator[CheckResult]:
     """`disks`: the disks of this host and of the workers' hosts have free space."""
     yield free_space(deployment.state_dir, "the state directory")
-    yield from told(findings.of_disks(deployment.alive_if_known))
+    yield from results_of(findings.of_disks(deployment.alive_if_known))
 
 
 def free_space(folder: Path, what: str) -> CheckResult:

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, ok, skip, told, warn
+from headrace.cli.doctor.check import CheckResult, ok, results_of, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.observability import series
 from headrace.queue import findings
@@ -27,7 +27,7 @@ _STEP: Final = re.compile(r"(.+?)[^\w.-]+(\d)", re.DOTALL)
 def queues(deployment: Deployment) -> Iterator[CheckResult]:
     """`queues`: workers serve every queue that has waiting jobs."""
     paused = {raw.decode() for raw in deployment.redis.smembers(keys.PAUSED)}
-    yield from told(
+    yield from results_of(
         findings.of_queues(
             deployment.catalog.served,
             deployment.alive,
@@ -42,7 +42,7 @@ def queues(deployment: Deployment) -> Iterator[CheckResult]:
 
 def backlog(deployment: Deployment) -> Iterator[CheckResult]:
     """`backlog`: jobs do not wait long, and the queues have room."""
-    yield from told(findings.of_backlog(deployment.catalog.served, deployment.depths))
+    yield from results_of(findings.of_backlog(deployment.catalog.served, deployment.depths))
     oldest = max((depth.oldest_age_s or 0.0 for depth in deployment.depths.values()), default=0.0)
     yield ok(f"the oldest job has waited for {duration(oldest)}")
 
@@ -62,14 +62,14 @@ def failures(deployment: Deployment) -> Iterator[CheckResult]:
         )
         for model in deployment.catalog.served
     }
-    yield from told(findings.of_failures(minutes))
+    yield from results_of(findings.of_failures(minutes))
     failed = sum(bucket.failed or 0 for buckets in minutes.values() for bucket in buckets)
     yield ok(f"{count(failed, 'job')} failed in the last hour")
 
 
 def dead_letters(deployment: Deployment) -> Iterator[CheckResult]:
     """`dead-letters`: there are no dead letters."""
-    yield from told(findings.of_dead_letters(deployment.depths))
+    yield from results_of(findings.of_dead_letters(deployment.depths))
     yield ok("none")
 
 
@@ -153,7 +153,7 @@ def background_tasks(deployment: Deployment) -> Iterator[CheckResult]:
     records = [client.get(keys.background_alive(raw.decode())) for raw in owners]
     alive = [msgspec.json.decode(raw, type=_Alive).node for raw in records if raw is not None]
     pipelines = bool(deployment.catalog.pipelines) and deployment.anything_runs
-    yield from told(findings.of_background(len(alive), waiting, hooks, pipelines=pipelines))
+    yield from results_of(findings.of_background(len(alive), waiting, hooks, pipelines=pipelines))
     if alive:
         yield ok(f"{named(alive)}; {waiting:,} tasks and {count(hooks, 'webhook')} wait")
     else:

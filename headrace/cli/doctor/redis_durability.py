@@ -8,7 +8,7 @@ from typing import Final
 
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, fail, ok, skip, told, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.doctor.host import free_space
 from headrace.queue import findings
@@ -58,7 +58,7 @@ def persistence(deployment: Deployment) -> CheckResult:
 
 def last_writes(deployment: Deployment) -> Iterator[CheckResult]:
     """`redis-writes`: the last writes to disk succeeded."""
-    yield from told(findings.of_redis(deployment.info), "redis-writes")
+    yield from results_of(findings.of_redis(deployment.info), "redis-writes")
     yield ok("the last writes to disk succeeded")
 
 
@@ -81,7 +81,7 @@ def memory(deployment: Deployment) -> Iterator[CheckResult]:
     info = deployment.info
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     host = int(info.get("total_system_memory", 0))
-    yield from told(findings.of_redis(info), "redis-memory")
+    yield from results_of(findings.of_redis(info), "redis-memory")
     bound = f"maxmemory {size(limit)}" if limit else f"{size(host)} of the host, no maxmemory"
     yield ok(f"{size(used)} used, {bound}")
 

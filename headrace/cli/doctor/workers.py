@@ -16,7 +16,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, fail, ok, skip, told, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
@@ -49,7 +49,7 @@ def workers(deployment: Deployment) -> Iterator[CheckResult]:
         for seen, report in deployment.alive
         if seen.here and start_time_ticks(report.pid) is None
     }
-    yield from told(findings.of_workers(found, needed=needed, dead=dead))
+    yield from results_of(findings.of_workers(found, needed=needed, dead=dead))
     if found:
         nodes = sorted(_with_labels(seen) for seen in found)
         yield ok(f"{len(nodes)}: {named(nodes)}")
@@ -66,7 +66,7 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
     """`models`: every model is loaded on all its processes."""
     if not deployment.alive:
         raise CheckSkipped("no worker runs")
-    yield from told(findings.of_models(deployment.catalog, deployment.alive))
+    yield from results_of(findings.of_models(deployment.catalog, deployment.alive))
     served = {name for _, report in deployment.alive for name in report.models}
     unloaded = {
         label.partition(VERSION_SEPARATOR)[0]
@@ -169,7 +169,7 @@ def clocks(deployment: Deployment) -> Iterator[CheckResult]:
         _, _, ahead_s = _get_api(deployment, "/live")
         if ahead_s is not None:
             offsets["the API"] = ahead_s + clock_skew_s(deployment)
-    yield from told(findings.of_clocks(offsets))
+    yield from results_of(findings.of_clocks(offsets))
     yield ok(f"{named(list(offsets))}: within {findings.SKEW_S:g} s of Redis")
 
 

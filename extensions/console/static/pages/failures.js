@@ -43,6 +43,9 @@ function counts(group, times) {
   return times.map((at) => by.get(at) ?? 0);
 }
 
+/** A bar of nothing would still be a line. @param {number[]} of */
+const bars = (of) => of.map((n) => n || null);
+
 const name = (/** @type {Group} */ group) => group.exception ?? group.type;
 const many = (/** @type {number} */ n) => `${count(n)} failed ${n === 1 ? 'job' : 'jobs'}`;
 
@@ -76,7 +79,7 @@ const Chosen = ({ group, times, done }) => html`
     <div class="body"><${Text} block text=${group.message} max=${2000} /></div>
     <p class="muted"><span class="mono"><${Text} text=${group.where ?? 'no line of a handler'} /></span> of <a href=${modelPath(group.model)}>${group.model}</a>,
       first <${Time} at=${group.first_at} />, last <${Time} at=${group.last_at} /></p>
-    <${Chart} label="Failures of this group over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: counts(group, times) }]} />
+    <${Chart} label="Failures of this group over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: bars(counts(group, times)) }]} />
     <p class="chips">Newest: ${group.jobs.map((/** @type {string} */ id) => html`<a class="mono id" href=${jobPath(id)} title=${id}>${id}</a>`)}</p>
   </${Panel}>`;
 
@@ -150,7 +153,7 @@ export default function Failures({ query }) {
         groups.length > 0 &&
         !chosen &&
         html`<${Panel} title=${many(total)} side=${`${count(groups.length)} ${groups.length === 1 ? 'cause' : 'causes'} in ${SPANS[span][0]}`}>
-        <${Chart} label="Failures over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: sums }]} /></${Panel}>`
+        <${Chart} label="Failures over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: bars(sums) }]} /></${Panel}>`
       }
       ${chosen && html`<${Chosen} group=${chosen} times=${times} done=${poll.refresh} />`}
       ${filters.group && !chosen && html`<p class="note">That group has no failures now. <a href=${to('/failures', { ...filters, group: undefined })}>Show all groups.</a></p>`}

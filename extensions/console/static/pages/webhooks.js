@@ -23,7 +23,7 @@ import {
 
 /** @typedef {any} Delivery */
 
-const failing = (/** @type {Delivery} */ one) => one.state === 'failed' || (one.state === 'pending' && one.tries > 0);
+const failing = (/** @type {Delivery} */ one) => one.state !== 'delivered' && Boolean(one.attempts.at(-1)?.error);
 const outcome = (/** @type {any} */ attempt) => attempt.error ?? `status ${attempt.status}`;
 
 /** @param {{ of: Delivery, done: () => void }} of */
@@ -62,13 +62,16 @@ export default function Webhooks({ query }) {
   /** @type {import('../parts.js').Column[]} */
   const columns = [
     { name: 'State', cell: (d) => html`<${State} of=${d.state} tone=${failing(d) ? 'bad' : undefined} />` },
-    { name: 'Event', cell: (d) => html`<a href=${to('/webhooks', { state, id: d.id })}>${d.type}</a>` },
+    {
+      name: 'Event',
+      cell: (d) => html`<a class="strong" href=${to('/webhooks', { state, id: d.id })}>${d.type}</a>
+        <div class="muted"><${Text} text=${d.url} max=${48} /></div>`,
+    },
     {
       name: 'Job',
       wide: true,
       cell: (d) => html`<a class="mono id" href=${jobPath(d.job)} title=${d.job}>${d.job}</a>`,
     },
-    { name: 'To', wide: true, cell: (d) => html`<${Text} text=${d.url} max=${36} />` },
     { name: 'Tries', num: true, wide: true, by: (d) => d.tries, cell: (d) => count(d.tries) },
     {
       name: 'Last outcome',

@@ -1,7 +1,7 @@
 -- Save a minute of models' time series. For a background worker that has compared with an older head nothing is written:
 -- another one has written meanwhile. KEYS: none. ARGV: 1 how long a series is, then per model: name, '1' if it is in the
--- registry, the head that the new one was made from ('': there is none), the new head, then twice where a record begins and
--- the record. Returns how many models were written.
+-- registry, the head that the new one was made from ('' for a new series), the new head, then twice where a record begins
+-- and the record. Returns how many models were written.
 local written = 0
 for i = 2, #ARGV, 8 do
   local key, before, head = keys.series .. ARGV[i], ARGV[i + 2], ARGV[i + 3]

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 import httpx2
 
 from benchmarks.common.inputs import INPUT
-from benchmarks.common.systems import answers, core_shares, process
+from benchmarks.common.systems import answers, core_shares, cpu_s, process
 from benchmarks.common.tables import Table, write_tables
 from headrace.access.api_key import Caller
 from headrace.config.model.catalog import ModelConfig
@@ -59,10 +59,12 @@ ERROR: Final = (
 
 
 class Times(NamedTuple):
-    """How long a request takes, in milliseconds, and how long its answer is."""
+    """How long a request takes, the CPU of the API and of Redis, and how long its answer is."""
 
     p50_ms: float
     p95_ms: float
+    api_ms: float
+    redis_ms: float
     size_bytes: int
 
 
@@ -159,17 +161,22 @@ def pages(job_id: str) -> dict[str, str]:
     }
 
 
-def measure_page(http: httpx2.Client, path: str, reads: int = READS) -> Times:
-    """Read a page again and again on one connection."""
+def measure_page(http: httpx2.Client, path: str, pids: Sequence[int], reads: int = READS) -> Times:
+    """Read a page again and again on one connection; `pids` are those of the API and of Redis."""
     took = []
+    before = [cpu_s(pid) for pid in pids]
     for _ in range(reads):
         began = time.perf_counter()
         answer = http.get(path)
         took.append((time.perf_counter() - began) * 1000)
         if answer.status_code != 200:
             raise RuntimeError(f"{path}: {answer.text}")
+    api_ms, redis_ms = (
+        (cpu_s(pid) - spent) / reads * 1000 for pid, spent in zip(pids, before, strict=True)
+    )
     took.sort()
-    return Times(statistics.median(took), took[int(reads * 0.95)], len(answer.content))
+    p95_ms = took[int(reads * 0.95)]
+    return Times(statistics.median(took), p95_ms, api_ms, redis_ms, len(answer.content))
 
 
 async def poll(url: str, consoles: int, seconds: float) -> list[float]:
@@ -220,7 +227,7 @@ def main() -> None:
     parser.add_argument("--consoles", type=int, default=CONSOLES)
     parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
     options = parser.parse_args()
-    table = Table("", "p50, ms", "p95, ms", "KiB")
+    table = Table("", "p50, ms", "p95, ms", "CPU of the API, ms", "of Redis, ms", "KiB")
     load = Table("", "share of a core of the API", "of Redis", "p50, ms", "p95, ms")
     with redis_server() as server, tempfile.TemporaryDirectory() as name, server.client() as raw:
         began = time.monotonic()
@@ -244,9 +251,9 @@ def main() -> None:
         ):
             wait_until(lambda: answers(f"{url}/live"), "the API answers", 60)
             for words, page in pages(some).items():
-                times = measure_page(http, page)
-                table.add(words, f"{times.p50_ms:.1f}", f"{times.p95_ms:.1f}",
-                          f"{times.size_bytes / 1024:.1f}")  # fmt: skip
+                times = measure_page(http, page, (api.pid, info["process_id"]))
+                cells = (f"{value:.1f}" for value in (*times[:4], times.size_bytes / 1024))
+                table.add(words, *cells)
             for consoles in (0, options.consoles):
                 polls, shares = measure_consoles(url, api.pid, info["process_id"], consoles)
                 p50, p95 = (polls[len(polls) * n // 100] if polls else 0 for n in (50, 95))

@@ -25,8 +25,6 @@ WIDTH: Final = 1180
 LOAD_S: Final = 150
 DIGITS: Final = sorted((ROOT / "examples" / "digits").glob("*.png"))
 TEXTS: Final = ["good morning", "the queue is short", "thank you"] * 12 + ["raise: no such word"]
-#: Colours of a picture: few enough for small files.
-COLOURS: Final = 48
 
 
 def load(site: Console, stop: threading.Event) -> None:
@@ -37,12 +35,6 @@ def load(site: Console, stop: threading.Event) -> None:
             client.submit("digits", draw.choice(DIGITS))
             client.submit("shown", {"text": draw.choice(TEXTS)}, metadata={"customer": "42"})
             stop.wait(draw.expovariate(6))
-
-
-def small(path: Path) -> None:
-    """Write a picture with fewer colours."""
-    with Image.open(path) as picture:
-        picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
@@ -72,7 +64,8 @@ def main() -> None:
                 path = into / f"console-{name}.png"
                 watched.page.set_viewport_size({"width": WIDTH, "height": 760})
                 watched.page.screenshot(path=path)
-                small(path)
+                with Image.open(path) as picture:
+                    picture.convert("RGB").save(path, optimize=True)
         stop.set()
         thread.join()
 

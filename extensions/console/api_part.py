@@ -23,7 +23,7 @@ from headrace.errors import PathNotFound
 
 PATH: Final = "/console"
 STATIC: Final = Path(__file__).parent / "static"
-#: Stands in the page for the folder in which its files are.
+#: The page has it in place of the folder in which its files are.
 _PLACE: Final = "@files@"
 
 #: Nothing of another origin, no inline script or style, and no page around this one. Results that

@@ -1,7 +1,7 @@
 """What an operator does with one failed job: read its input, and run it again.
 
 `GET /api/v1/jobs/{id}/input` and `POST /api/v1/jobs/{id}/retry`. docs/architecture/failures.md
-says how long the message of a failed job is kept.
+describes how long the message of a failed job is kept.
 """
 
 from __future__ import annotations

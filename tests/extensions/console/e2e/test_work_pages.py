@@ -211,6 +211,11 @@ def test_a_model_is_paused_scaled_reloaded_and_its_traffic_moves(
         found: dict[str, Any] = site.call("GET", "/api/v1/models/shown")
         return found
 
+    def served() -> set[int]:
+        """The processes of the default version."""
+        workers = [one for one in model()["workers"] if one["version"] == "1.0"]
+        return {pid for one in workers for pid in one["model_pids"]}
+
     def confirmed(page: Page, name: str) -> None:
         page.get_by_role("button", name=name, exact=True).first.click()
         page.get_by_role("dialog").get_by_role("button", name=name, exact=True).click()
@@ -222,13 +227,9 @@ def test_a_model_is_paused_scaled_reloaded_and_its_traffic_moves(
         expect(page.locator(".head .state")).to_have_text("paused")
         page.get_by_role("button", name="Resume").click()
         expect(page.locator(".head .state")).to_have_text("ready")
-        pids = set(model()["workers"][0]["model_pids"])
+        pids = served()
         confirmed(page, "Reload")
-        wait_until(
-            lambda: not pids & {pid for one in model()["workers"] for pid in one["model_pids"]},
-            "other processes serve it",
-            90,
-        )
+        wait_until(lambda: served() and not pids & served(), "other processes serve it", 90)
         page.get_by_role("button", name="Scale", exact=True).click()
         page.get_by_label("in each worker").fill("2")
         page.get_by_role("dialog").get_by_role("button", name="Scale").click()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -79,8 +80,9 @@ def console(
     **variables: str,
 ) -> Iterator[Console]:
     """A deployment with the model `shown` and those given, all loaded, that requires keys."""
+    handler = shutil.copy(HANDLER, folder)  # tracebacks name a short path
     shown = {
-        "handler": str(HANDLER), "max_batch_size": 4, "options": {"gate": str(folder / "gate")},
+        "handler": handler, "max_batch_size": 4, "options": {"gate": str(folder / "gate")},
         "inputs": {"fields": {"text": "string"}, "example": {"text": "good morning"}},
     }  # fmt: skip
     chosen = {"shown": shown, **(models or {})}

@@ -143,6 +143,7 @@ function App() {
   useEffect(() => {
     const moved = () => setHere(place());
     addEventListener('hashchange', moved);
+    moved();
     return () => removeEventListener('hashchange', moved);
   }, []);
   useEffect(() => main.current?.focus({ preventScroll: false }), [here.path]);

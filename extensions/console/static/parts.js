@@ -14,9 +14,15 @@ export { html, useEffect, useErrorBoundary, useRef, useState };
  * @returns {T}
  */
 export function useStore(store) {
+  const value = store.get();
   const [, draw] = useState(0);
-  useEffect(() => store.watch(() => draw((n) => n + 1)), [store]);
-  return store.get();
+  useEffect(() => {
+    const changed = () => draw((n) => n + 1);
+    // It may have changed after this was drawn and before it is watched.
+    if (store.get() !== value) changed();
+    return store.watch(changed);
+  }, [store]);
+  return value;
 }
 
 /**

@@ -104,7 +104,7 @@ export default function Keys() {
       wide: true,
       by: (k) => k.in_flight,
       cell: (k) =>
-        html`<a href=${to('/jobs', { key: k.id })}>${count(k.in_flight)}</a>${k.max_in_flight === null ? '' : ` of ${count(k.max_in_flight)}`}`,
+        html`<a class="strong" href=${to('/jobs', { key: k.id })}>${count(k.in_flight)}</a>${k.max_in_flight === null ? '' : ` of ${count(k.max_in_flight)}`}`,
     },
     {
       name: 'Last used',

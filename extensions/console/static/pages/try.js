@@ -21,6 +21,7 @@ import {
   useState,
 } from '../parts.js';
 import { joined, Preview } from './job.js';
+import { Select } from './jobs.js';
 
 /** Whether a model takes messages, as language models do. @param {any} model */
 const talks = (model) => model.handler === 'language_model' || Array.isArray(model.inputs?.example?.messages);
@@ -194,10 +195,10 @@ export default function Try({ query }) {
   const names = (models.data?.models ?? []).map((/** @type {any} */ m) => m.name);
   const name = query.get('model') ?? names[0];
   return html`<div class="head"><h1>Try it</h1>
-      <select key=${names.length} aria-label="Model" value=${name} onChange=${(/** @type {any} */ event) => {
-        location.hash = to('/try', { model: event.target.value });
-      }}>
-        ${names.map((/** @type {string} */ one) => html`<option selected=${one === name}>${one}</option>`)}</select></div>
+      <${Select} label="Model" value=${name} options=${names.map((/** @type {string} */ one) => [one, one])}
+        onChange=${(/** @type {string} */ model) => {
+          location.hash = to('/try', { model });
+        }} /></div>
     <${Fault} error=${models.error} />
     ${name && html`<${Trial} key=${name} name=${name} />`}`;
 }

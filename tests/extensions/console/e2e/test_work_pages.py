@@ -92,6 +92,7 @@ def test_every_page_is_for_people_and_asks_for_nothing_elsewhere(
 def test_without_a_key_it_asks_for_one_and_keeps_it_in_the_tab(
     site: Console, chromium: Browser
 ) -> None:
+    assert f"console {site.url}/console" in site.up.text(), "it prints the address"
     with opened(chromium, site, key="") as watched:
         page = watched.page
         field = page.get_by_label("API key")
@@ -301,6 +302,7 @@ def test_the_keyboard_opens_pages_and_help(site: Console, chromium: Browser) -> 
 def test_a_language_model_answers_word_by_word(site: Console, chromium: Browser) -> None:
     with opened(chromium, site, "/try?model=python_docs") as watched:
         page = watched.page
+        expect(page.get_by_label("Model", exact=True)).to_have_value("python_docs")
         page.get_by_label("Message").fill("What does zip do?")
         page.get_by_label("Message").press("Enter")
         expect(page.locator(".chat .reply p.user")).not_to_be_empty()

@@ -19,6 +19,9 @@ CLIENTS ?= .venv-clients
 PROTOCOL_CLIENTS ?= .venv-protocol-clients
 CLIENT_FILES := tests/extensions/openai/integration/clients
 PROTOCOL_CLIENT_FILES := tests/extensions/inference_protocols/integration/clients
+# Where npm installs what checks the console: its types, its style, and axe.
+CONSOLE ?= .venv-console
+CONSOLE_CHECKS := tests/extensions/console/npm
 # More arguments for pytest, such as ARGS="-k claim -x".
 ARGS   ?=
 # A folder of the product: `make test ROOM=workers/batching` runs its tests and those of what imports it.
@@ -60,13 +63,19 @@ help:  ## Show this list
 
 setup: $(DEV_STAMP)  ## Create .venv with everything that development needs
 
-fmt: $(DEV_STAMP)  ## Format the code
+fmt: $(DEV_STAMP) $(CONSOLE)/.installed  ## Format the code
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
+	@if [ -d $(CONSOLE)/node_modules ]; then \
+		$(CONSOLE)/node_modules/.bin/biome format --write --config-path=$(CONSOLE_CHECKS) extensions/console/static; fi
 
-lint: $(DEV_STAMP)  ## Check format and style
+lint: $(DEV_STAMP) $(CONSOLE)/.installed  ## Check format and style
 	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/ruff check $(CODE)
+	@if [ -d $(CONSOLE)/node_modules ]; then \
+		$(CONSOLE)/node_modules/.bin/biome check --config-path=$(CONSOLE_CHECKS) --error-on-warnings extensions/console/static && \
+		$(CONSOLE)/node_modules/.bin/tsc -p $(CONSOLE_CHECKS); \
+		else echo "make: there is no npm, so the console's scripts are not checked" >&2; test -z "$$CI"; fi
 
 types: $(DEV_STAMP)  ## Check types (mypy --strict)
 	$(BIN)/mypy
@@ -120,7 +129,7 @@ wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTH
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse
 
 clean:  ## Remove what make and the tools made; .headrace, where jobs are kept, stays
-	rm -rf $(VENV) $(TORCHSERVE) $(CLIENTS) $(PROTOCOL_CLIENTS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
+	rm -rf $(VENV) $(TORCHSERVE) $(CLIENTS) $(PROTOCOL_CLIENTS) $(CONSOLE) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist site wheelhouse .gpu-venv
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PY):
@@ -162,6 +171,11 @@ $(PROTOCOL_CLIENTS)/.installed: $(PROTOCOL_CLIENT_FILES)/clients.txt
 	$(PYTHON) -m venv --clear $(PROTOCOL_CLIENTS)
 	$(PROTOCOL_CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps -r $<
 	$(PROTOCOL_CLIENTS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps --target $(PROTOCOL_CLIENTS)/protobuf-3 protobuf==3.20.3
+	@touch $@
+
+$(CONSOLE)/.installed: $(CONSOLE_CHECKS)/package-lock.json
+	@mkdir -p $(CONSOLE) && cp $(CONSOLE_CHECKS)/package*.json $(CONSOLE)
+	@if command -v npm >/dev/null; then npm ci --silent --prefix $(CONSOLE); fi
 	@touch $@
 
 , := ,

@@ -25,6 +25,7 @@ from api.http.messages import (
 )
 from api.http.problems import internal_error, problem
 from api.routes.admission import admit
+from api.routes.audited import with_audit
 from api.routes.paths import Paths, Route, Routes
 from api.routes.table import Operation
 from api.services import Services
@@ -43,7 +44,7 @@ class Router:
         self._app = app
         known = path_parameters().items()
         self._paths: Paths[Operation] = Paths({name for name, one in known if one.may_be_empty})
-        for operation in table:
+        for operation in map(with_audit, table):
             # The static files have one label.
             label = operation.path.removesuffix("/{file:path}")
             for method in ("GET", "HEAD") if operation.method == "GET" else (operation.method,):

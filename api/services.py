@@ -13,6 +13,7 @@ from api.auth.authenticator import Authenticator, Needs
 from api.components.expiry_task import ExpiryTask
 from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
+from api.components.overview import Overviews
 from api.components.stream_limit import StreamLimit
 from api.http.messages import Request
 from api.http.send_buffer import SendBuffers
@@ -96,6 +97,7 @@ class Services:
         self.client = client = connect_async(redis_url)
         self.queue = queue = JobQueue(client, job_index_max=settings.job_index_max)
         self.model_statuses = ModelStatuses(queue, catalog)
+        self.overviews = Overviews(queue, catalog, self.model_statuses)
 
         subscription = Subscription(client)
         # A new id for each start: a restarted process must not receive its predecessor's
@@ -193,6 +195,7 @@ class Services:
             Part(self.piece_log.stop),
             Part(self.watcher.stop, dismiss=self.watcher.dismiss),
             Part(self.waiters.stop, dismiss=self.waiters.dismiss),
+            *([] if self.authenticator is None else [Part(self.authenticator.stop)]),
         ]
 
     def _new_scraper(self) -> Scraper:

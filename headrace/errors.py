@@ -167,6 +167,10 @@ class ResultFreed(RequestError, code="result-freed", status=410):
     """The result of a pipeline's stage was freed: all stages that use it have ended."""
 
 
+class InputGone(RequestError, code="input-gone", status=410):
+    """The input of the job is not kept: it has not failed, or did so long ago."""
+
+
 class QueueNotFound(RequestError, code="queue-not-found", status=404):
     """No registered model is served from a queue of that name."""
 
@@ -177,6 +181,14 @@ class RunNotFound(RequestError, code="run-not-found", status=404):
 
 class ProfileNotFound(RequestError, code="profile-not-found", status=404):
     """No profile has that id: it never existed, has expired, or newer ones took its place."""
+
+
+class WorkerNotFound(RequestError, code="worker-not-found", status=404):
+    """No worker of that name has reported within the last seconds."""
+
+
+class KeyNotFound(RequestError, code="key-not-found", status=404, title="API key not found"):
+    """No API key has that id: it never existed, or it was revoked."""
 
 
 class LetterNotFound(

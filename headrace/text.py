@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,8 @@ from typing import Final
 NOTHING: Final = "–"  # noqa: RUF001 - a dash is what a table shows for nothing
 #: Smaller numbers have an exponent.
 _TINY: Final = 1e-6
+#: A sentence lists at most this many names, and then the number of further names.
+NAMED_MAX: Final = 3
 _UNITS: Final = (("d", 86_400), ("h", 3600), ("min", 60))
 
 
@@ -81,3 +84,15 @@ def printable(text: str, *, keep: str = "") -> str:
 def path_text(path: Path | str) -> str:
     """Return a path as JSON text; a byte that is not UTF-8 is escaped."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+def count(number: int, noun: str) -> str:
+    """Return a count with its noun: `1 job`, `2,000 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names for a sentence: the first few, and the number of the others."""
+    shown = ", ".join(names[:NAMED_MAX])
+    more = len(names) - NAMED_MAX
+    return f"{shown} and {more} more" if more > 0 else shown

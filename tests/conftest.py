@@ -80,6 +80,7 @@ SLOW: Final = (
     "extensions/torchserve/integration/test_model_config.py",
     "extensions/torchserve/integration/test_model_process.py",
     "extensions/torchserve/integration/test_sequences.py",
+    "extensions/console/e2e",
     "extensions/tuning/e2e",
     "extensions/tuning/integration/tune",
     "integration/webhooks/test_kills.py",

@@ -9,6 +9,7 @@ seconds. The operation itself then answers with the problem `broker-unavailable`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from enum import Enum
@@ -17,8 +18,10 @@ from typing import Final
 from api.auth.rate_limit import RateLimiter, rate_limited
 from api.http.messages import Request
 from headrace.access.api_key import NO_OWNER, ApiKey, Caller, Scope, caller_of, read_key
+from headrace.access.key_store import AsyncApiKeyStore
 from headrace.config.settings import Settings
 from headrace.errors import BrokerError, Forbidden, Unauthorized
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.following.subscription import Subscription
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
@@ -29,6 +32,8 @@ FRESH_S: Final = 5.0
 STALE_S: Final = 300.0
 #: Seconds for which an unknown key is cached.
 UNKNOWN_S: Final = 1.0
+#: A key's use is saved at most this often by each API process.
+USED_S: Final = 60.0
 #: The most cached keys; beyond it the cache is cleared.
 CACHED_MAX: Final = 10_000
 #: The header in which a component of the deployment names the key for which it acts.
@@ -41,9 +46,10 @@ _HOW: Final = (
 
 
 class Open(Enum):
-    """Operations that need no API key, or need one only by a setting."""
+    """Operations that need no API key, need one only by a setting, or need any."""
 
     ALWAYS = "open"
+    ANY_KEY = "any API key"
     METRICS = "open unless auth_metrics"
     DOCS = "open unless auth_docs"
 
@@ -78,6 +84,9 @@ class Authenticator:
         self.rates = RateLimiter(queue)
         self._cache: dict[str, _CachedKey] = {}
         self._reading: dict[str, asyncio.Task[_CachedKey]] = {}
+        self._used: dict[str, float] = {}
+        self._writing = RunningTasks()
+        self._store = AsyncApiKeyStore(queue)
         subscription.add(
             self._forget,
             keys.API_KEY_CHANGES,
@@ -138,7 +147,20 @@ class Authenticator:
             raise Unauthorized("the API key is unknown", hint=_HOW)
         if known[0].expired(now_s):
             raise Unauthorized(f"the API key {known[0].id} has expired", hint=_HOW)
+        if now_s - self._used.get(presented.id, 0.0) >= USED_S:
+            if len(self._used) >= CACHED_MAX:
+                self._used.clear()
+            self._used[presented.id] = now_s
+            self._writing.begin(self._save_use(presented.id))
         return known
+
+    async def _save_use(self, key_id: str) -> None:
+        with contextlib.suppress(BrokerError):  # the next use is saved
+            await self._store.note_use(key_id)
+
+    async def stop(self) -> None:
+        """End what it writes."""
+        await cancel_and_wait(*self._writing)
 
     async def _owner(self, request: Request) -> tuple[ApiKey, Caller]:
         """Return the key for which a component acts, with its scopes and limits."""

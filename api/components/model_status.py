@@ -282,6 +282,10 @@ def _serving(reports: dict[str, WorkerReport]) -> dict[str, list[ServingWorker]]
     serving: defaultdict[str, list[ServingWorker]] = defaultdict(list)
     for owner, report in sorted(reports.items()):
         for name, state in report.models.items():
+            if report.drained:
+                # Its processes are loaded, and get no jobs.
+                best = "draining" if state.state == "ready" else state.state
+                state = msgspec.structs.replace(state, ready=0, state=best)
             # Of several versions in one worker, those that are not the default one have both names.
             serving[name.partition(VERSION_SEPARATOR)[0]].append(
                 ServingWorker(owner, report.pid, state, report.labels)

@@ -104,13 +104,14 @@ class Request:
         path: decoded.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
+        noted: the detail of a change in the audit log, besides its operation and target.
         body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
     """
 
     __slots__ = (
-        "_headers", "body_bytes", "caller", "drain", "headers", "method", "path", "query_string",
-        "receive",
+        "_headers", "body_bytes", "caller", "drain", "headers", "method", "noted", "path",
+        "query_string", "receive",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -119,6 +120,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
         self.drain = False
+        self.noted = ""
         self.body_bytes = 0
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]

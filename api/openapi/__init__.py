@@ -197,14 +197,14 @@ def _operation(operation: Operation, path: str) -> dict[str, Any]:
     found["responses"] = {**answers, **errors}
     if isinstance(needs, Scope):
         found["security"] = [{"bearer": [str(needs)]}, {"apiKey": [str(needs)]}, {}]
-    elif needs is Open.METRICS:
+    elif needs in (Open.METRICS, Open.ANY_KEY):
         found["security"] = [{"bearer": []}, {"apiKey": []}, {}]
     return found
 
 
 def _tag(path: str, needs: Needs) -> str:
     """Return the group that an operation is shown in: the resource of its path."""
-    if isinstance(needs, Open):
+    if isinstance(needs, Open) and needs is not Open.ANY_KEY:
         return "health"
     if "/dead-letters" in path:
         return "dead letters"

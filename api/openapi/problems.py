@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from api.auth.authenticator import Open
 from api.http.problems import PROBLEM_TYPE, PROBLEMS, TYPE_PREFIX, explain
 from api.openapi.schemas import ref
 from api.routes.media import Schema
@@ -134,7 +135,7 @@ def problem_responses(operation: Operation) -> dict[str, dict[str, Any]]:
     common: tuple[str, ...] = (INTERNAL, *UNREAD)
     if "{" in operation.path:
         common += ("not-found",)
-    if isinstance(operation.needs, Scope):
+    if isinstance(operation.needs, Scope) or operation.needs is Open.ANY_KEY:
         common += ACCESS_PROBLEMS
         # A bulk request has the problem of each line in its answer.
         common += () if operation.name == "submit_bulk" else ("broker-unavailable",)

@@ -130,6 +130,7 @@ IDEMPOTENCY_KEY: Final = Header(
 )
 RANGE: Final = Header("Range", "One range of bytes, such as bytes=0-99.")
 IF_MATCH: Final = Header("If-Match", "Change it only if the model still has this generation.")
+IF_NONE_MATCH: Final = Header("If-None-Match", "Answer 304 if the answer still has this ETag.")
 IF_RANGE: Final = Header("If-Range", "Apply the range only if the output has this ETag.")
 LAST_EVENT_ID: Final = Header(
     "Last-Event-ID",
@@ -187,6 +188,7 @@ RESULT: Final[Mapping[int, Success]] = {
     202: JOB[202],
     204: Success("A Celery client submitted it with `ignore_result`."),
 }
+KEPT_INPUT: Final = Success("The input, with the content type that the client gave.", _OUTPUT)
 EVENTS: Final[Mapping[int, Success]] = {
     200: Success(
         "Events until the job has ended: `queued`, `scheduled`, `running`, `progress`, and "
@@ -237,4 +239,15 @@ PROFILE_FILE: Final = Success(
     "Its bytes; a trace is compressed by gzip.",
     {"application/octet-stream": {"schema": BINARY, "example": "preprocess: 812 samples"}},
 )
+
+
+def watched(description: str, content: type) -> Mapping[int, Success]:
+    """Return the answers of an operation that clients poll."""
+    etag = (Header("ETag", "For If-None-Match."),)
+    return {
+        200: Success(description, content, etag),
+        304: Success("It is as the client has it.", headers=etag),
+    }
+
+
 METRICS: Final = Success("Prometheus' text format.", {"text/plain": {"schema": STRING}})

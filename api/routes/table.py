@@ -15,11 +15,24 @@ from api.auth.authenticator import Needs, Open
 from api.http.messages import Answer
 from api.http.problems import ProblemType
 from api.routes import media
-from api.routes.admin import dead_letters, models, profiles, queues, registry, registry_log, runs
+from api.routes.admin import (
+    audit,
+    dead_letters,
+    keys,
+    models,
+    overview,
+    profiles,
+    queues,
+    registry,
+    registry_log,
+    runs,
+    workers,
+)
 from api.routes.jobs import (
     bulk_status,
     bulk_submit,
     events,
+    failed,
     failures,
     job,
     listing,
@@ -37,20 +50,33 @@ from headrace.jobs.ids import ID, MODEL_NAME, VERSION
 from headrace.jobs.options import JobOptions
 from headrace.observability.profiles import ProfileRequest
 from headrace.queue.failures import GROUP_NAME
+from headrace.schema.deployment import (
+    ApiKeys,
+    Audit,
+    CreatedApiKey,
+    KeySelf,
+    NewApiKey,
+    Worker,
+    Workers,
+)
 from headrace.schema.lines import JobRequest, NamedJobRequest
 from headrace.schema.operation import (
     Demand,
+    Discarded,
     FailureGroups,
+    GroupCount,
     Profile,
     Profiles,
     Purged,
     QueuePurge,
     Queues,
+    RecentDeliveries,
     Requeued,
     Retried,
     WebhookDeliveries,
     WebhookDelivery,
 )
+from headrace.schema.overview import AllSeries, Findings, Overview, Series
 from headrace.schema.registry import ModelDifferences, ModelTraffic, Registration
 from headrace.schema.runs import Run, RunReceipt, Runs, RunStatus
 
@@ -71,6 +97,7 @@ class Operation(NamedTuple):
         problems: its errors, besides those that every such operation has.
         error: the type of its errors' JSON; None if they are problems.
         status_of: returns the status of an error, if it is not the problem's own.
+        audited: whether it is an entry of the audit log; None: if it manages and changes something.
     """
 
     method: str
@@ -85,6 +112,7 @@ class Operation(NamedTuple):
     body: type | Body | None = None
     error: type[msgspec.Struct] | None = None
     status_of: Callable[[type[errors.HeadraceError]], int] = lambda problem: problem.status
+    audited: bool | None = None
 
 
 def answer_headers(operation: Operation) -> list[Header]:
@@ -117,6 +145,7 @@ REFUSED_SUBMIT: Final = (*REFUSED, errors.TooManyStreams)
 UNREAD_JOB: Final = (errors.InvalidRequest, errors.JobNotFound)
 _UNREAD_BODY: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.UnsupportedMedia)
 _UNREAD_SELECTION: Final = (errors.InvalidRequest, errors.PayloadTooLarge, errors.ModelNotFound)
+_UNREAD_GROUP: Final = (*_UNREAD_SELECTION, errors.Conflict)
 _REGISTRY: Final = (
     errors.InvalidRequest, errors.ModelNotFound, errors.Conflict, errors.PayloadTooLarge,
 )  # fmt: skip
@@ -133,6 +162,8 @@ PATH_PARAMETERS: Final[dict[str, PathParameter]] = {
     "name": PathParameter(r"^[^\s/]{1,255}$"),
     "queue": PathParameter(MODEL_NAME.replace("^", r"^headrace\."), "headrace.echo"),
     "code": PathParameter(r"^[a-z-]{1,64}$", "queue-full"),
+    "worker": PathParameter(r"^[^\s/]{1,255}$"),
+    "key": PathParameter(r"^[0-9a-f]{12}$"),
     "profile_id": PathParameter(r"^[^\s/]{1,64}$"),
 }
 
@@ -184,6 +215,15 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", _JOB + "/stream", stream.get_stream, _READ, "get_stream", media.PIECES,
         (*UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
     ),
+    Operation(
+        "GET", _JOB + "/input", failed.get_input, _READ, "get_input", media.KEPT_INPUT,
+        (*UNREAD_JOB, errors.InputGone, errors.StoreUnavailable),
+    ),
+    # A retry passes the limits of the API key that owns the job.
+    Operation(
+        "POST", _JOB + "/retry", failed.retry_job, _MANAGE, "retry_job", Retried,
+        (*UNREAD_JOB, errors.Conflict),
+    ),
     # The next paths are also those of jobs with such an id: no id is reserved.
     Operation(
         "POST", _JOBS + "/bulk", bulk_submit.submit_bulk, _SUBMIT, "submit_bulk",
@@ -196,7 +236,7 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _JOBS + "/cancel", bulk_status.cancel_many, _SUBMIT, "cancel_many",
-        bulk_status.Cancellations, _UNREAD_BODY, body=bulk_status.Ids,
+        bulk_status.Cancellations, _UNREAD_BODY, body=bulk_status.Ids, audited=True,
     ),
     Operation(
         "POST", _JOBS + "/outcomes", bulk_status.read_outcomes, _READ, "read_outcomes",
@@ -216,7 +256,25 @@ TABLE: Final[tuple[Operation, ...]] = (
         "GET", _MODELS + "/{model}/demand", models.get_demand, _READ, "get_model_demand", Demand,
         (errors.ModelNotFound,),
     ),
-    # Queues and dead letters have the jobs of all keys.
+    Operation(
+        "GET", _MODELS + "/{model}/series", overview.get_series, _READ, "get_model_series", Series,
+        (errors.InvalidRequest, errors.ModelNotFound), (overview.SeriesQuery,),
+    ),
+    # Numbers alone, so that keys that see their own jobs only may read them.
+    Operation(
+        "GET", "/api/v1/overview", overview.get_overview, _READ, "get_overview",
+        media.watched("All models in numbers, and what is wrong.", Overview),
+        headers=(media.IF_NONE_MATCH,),
+    ),
+    Operation(
+        "GET", "/api/v1/findings", overview.list_findings, _READ, "list_findings", Findings,
+    ),
+    Operation(
+        "GET", "/api/v1/series", overview.list_series, _READ, "list_series",
+        media.watched("The last hour of all models, by minute.", AllSeries),
+        headers=(media.IF_NONE_MATCH,),
+    ),
+    # Queues and dead letters have the jobs of all keys. The registry logs its own changes.
     Operation(
         "GET", registry.MODEL + "/versions", registry.get_registration, _READ,
         "get_model_versions", Registration, (errors.ModelNotFound,),
@@ -225,15 +283,16 @@ TABLE: Final[tuple[Operation, ...]] = (
         "PUT", registry.VERSION, registry.register_version, _MANAGE, "register_model_version",
         {200: Registration, 201: Registration},
         _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), registry.NewVersion,
+        audited=False,
     ),
     Operation(
         "PATCH", registry.MODEL, registry.change_model, _MANAGE, "change_model",
         Registration, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,),
-        registry.ModelChange,
+        registry.ModelChange, audited=False,
     ),
     Operation(
         "POST", registry.MODEL + "/reload", registry.reload_model, _MANAGE, "reload_model",
-        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,),
+        Registration, _REGISTRY, (registry.ReloadQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "GET", registry.MODEL + "/traffic", registry.get_traffic, _READ, "get_model_traffic",
@@ -241,17 +300,17 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "PUT", registry.MODEL + "/traffic", registry.put_traffic, _MANAGE, "put_model_traffic",
-        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic,
+        ModelTraffic, _REGISTRY, (registry.ChangeQuery,), (media.IF_MATCH,), Traffic, audited=False,
     ),
     Operation(
         "DELETE", registry.MODEL + "/traffic", registry.delete_traffic, _MANAGE,
         "delete_model_traffic", ModelTraffic, _REGISTRY, (registry.ChangeQuery,),
-        (media.IF_MATCH,),
+        (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "DELETE", registry.MODEL, registry.remove_model, _MANAGE, "remove_model",
         {202: registry.PendingRemoval, 204: Success("The model is removed.")}, _REGISTRY,
-        (registry.RemovalQuery,), (media.IF_MATCH,),
+        (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "DELETE", registry.VERSION, registry.remove_version, _MANAGE, "remove_model_version",
@@ -260,7 +319,7 @@ TABLE: Final[tuple[Operation, ...]] = (
             202: registry.PendingRemoval,
             204: Success("It was the last version."),
         },
-        _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,),
+        _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
         "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",
@@ -303,6 +362,30 @@ TABLE: Final[tuple[Operation, ...]] = (
         "POST", _QUEUES + "/{name}/purge", queues.purge_queue, _MANAGE, "purge_queue",
         QueuePurge, (errors.QueueNotFound,),
     ),
+    # Workers, API keys, and who changed what
+    Operation("GET", workers.PATH, workers.list_workers, _MANAGE, "list_workers", Workers),
+    Operation(
+        "POST", workers.PATH + "/{worker}/drain", workers.drain_worker, _MANAGE, "drain_worker",
+        Worker, (errors.WorkerNotFound, errors.Conflict),
+    ),
+    Operation(
+        "POST", workers.PATH + "/{worker}/resume", workers.resume_worker, _MANAGE, "resume_worker",
+        Worker, (errors.WorkerNotFound,),
+    ),
+    Operation("GET", keys.PATH + "/self", keys.get_self, Open.ANY_KEY, "get_own_key", KeySelf),
+    Operation("GET", keys.PATH, keys.list_keys, _MANAGE, "list_keys", ApiKeys),
+    Operation(
+        "POST", keys.PATH, keys.create_key, _MANAGE, "create_key", {201: CreatedApiKey},
+        (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge), body=NewApiKey,
+    ),
+    Operation(
+        "DELETE", keys.PATH + "/{key}", keys.revoke_key, _MANAGE, "revoke_key",
+        {204: Success("It is revoked.")}, (errors.KeyNotFound, errors.Conflict),
+    ),
+    Operation(
+        "GET", audit.PATH, audit.list_audit, _MANAGE, "list_audit", Audit,
+        (errors.InvalidRequest,), (audit.AuditQuery,),
+    ),
     # The service itself; probes have no keys.
     Operation("GET", "/live", health.live, Open.ALWAYS, "live", health.Live),
     Operation(
@@ -324,7 +407,11 @@ TABLE: Final[tuple[Operation, ...]] = (
     Operation(
         "POST", failures.PATH + "/{group}/retry", failures.retry_failures, _MANAGE,
         "retry_failures", Retried,
-        (errors.InvalidRequest, errors.ModelNotFound, errors.ListsOff),
+        (*_UNREAD_GROUP, errors.ListsOff), body=Body(GroupCount, required=False),
+    ),
+    Operation(
+        "POST", failures.PATH + "/{group}/discard", failures.discard_failures, _MANAGE,
+        "discard_failures", Discarded, (*_UNREAD_GROUP, errors.ListsOff), body=GroupCount,
     ),
     # Dead letters
     Operation(
@@ -360,9 +447,13 @@ TABLE: Final[tuple[Operation, ...]] = (
     ),
     Operation(
         "POST", _RUNS + "/{run_id}/cancel", runs.cancel_run, _SUBMIT, "cancel_run", Run,
-        (errors.RunNotFound,),
+        (errors.RunNotFound,), audited=True,
     ),
     # Webhooks
+    Operation(
+        "GET", webhooks.RECENT, webhooks.list_recent, _READ, "list_recent_webhooks",
+        RecentDeliveries, (errors.InvalidRequest,), (webhooks.RecentQuery,),
+    ),
     Operation(
         "GET", webhooks.PATH, webhooks.list_deliveries, _READ, "list_webhooks",
         WebhookDeliveries, (errors.JobNotFound,),

@@ -1,4 +1,4 @@
-"""API keys: their scopes and limits, and their records in Redis.
+"""API keys: their scopes and limits, their records in Redis; and who changed what.
 
 Start with api_key.py. May import redis and errors.
 """

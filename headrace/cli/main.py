@@ -21,12 +21,14 @@ import typer
 from typer.models import CommandInfo
 
 from headrace._version import __version__
+from headrace.cli.admin.audit import audit
 from headrace.cli.admin.dead_letters import dead_group
 from headrace.cli.admin.keys import keys_group
 from headrace.cli.admin.models import models_group
 from headrace.cli.admin.queues import queues_group
 from headrace.cli.admin.webhooks import webhooks_group
-from headrace.cli.jobs.jobs import cancel, jobs, retry, watch
+from headrace.cli.admin.workers import workers_group
+from headrace.cli.jobs.jobs import cancel, discard, jobs, retry, watch
 from headrace.cli.jobs.results import result
 from headrace.cli.jobs.submit import submit
 from headrace.cli.shared import options, output
@@ -347,12 +349,13 @@ def version() -> None:
     typer.echo(__version__)
 
 
-for _command in (submit, result, jobs, watch, cancel, retry):
+for _command in (submit, result, jobs, watch, cancel, retry, discard, audit):
     app.command()(_command)
 
 
 app.add_typer(models_group, name="models")
 app.add_typer(queues_group, name="queues")
+app.add_typer(workers_group, name="workers")
 app.add_typer(dead_group, name="dead")
 app.add_typer(keys_group, name="keys")
 app.add_typer(webhooks_group, name="webhooks")

@@ -24,12 +24,14 @@ from headrace.client.registry import ModelChange
 from headrace.client.sync_client import Client
 from headrace.jobs.job import JobFailure as Failure
 from headrace.jobs.progress import Progress
+from headrace.schema.deployment import AuditEntry, Worker
 from headrace.schema.operation import FailuresOfGroup as FailureGroup
 from headrace.schema.operation import Queue, Requeued, Retried
 from headrace.schema.runs import Run
 
 __all__ = [
     "AsyncClient",
+    "AuditEntry",
     "Cancelled",
     "Client",
     "DeadLetter",
@@ -47,4 +49,5 @@ __all__ = [
     "Result",
     "Retried",
     "Run",
+    "Worker",
 ]

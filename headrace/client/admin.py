@@ -18,6 +18,7 @@ from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
 from headrace.schema.operation import (
+    Discarded,
     FailureGroups,
     FailuresOfGroup,
     Profile,
@@ -25,6 +26,8 @@ from headrace.schema.operation import (
     Purged,
     Queue,
     QueuePurge,
+    RecentDeliveries,
+    RecentDelivery,
     Requeued,
     Retried,
     VersionQueue,
@@ -36,6 +39,7 @@ from headrace.schema.runs import Run, RunReceipt, Runs
 _RUNS: Final = "/api/v1/runs"
 _FAILURES: Final = "/api/v1/failures"
 _PROFILES: Final = "/api/v1/profiles"
+_WEBHOOKS: Final = "/api/v1/webhooks"
 #: Maximum number of dead letters in one request.
 DEAD_LETTERS_AT_ONCE: Final = 10_000
 #: Seconds that a request for a long queue may take before its timeout counts.
@@ -93,6 +97,7 @@ def failures(
     *,
     since: datetime | float | str | None = None,
     error: str | None = None,
+    bucket_s: int | None = None,
     limit: int | None = None,
 ) -> Plan[list[FailuresOfGroup]]:
     """Return why jobs failed: groups of failures, the one that failed last first.
@@ -101,6 +106,7 @@ def failures(
         model: only failures of this model.
         since: only jobs that failed at this time or later; as for `jobs`.
         error: only groups with this text in type, message, exception or line.
+        bucket_s: also count each group's failures by parts of the time of this length.
         limit: maximum number of groups, at most 1,000; None for the server's default.
 
     Raises:
@@ -111,11 +117,36 @@ def failures(
         "model": model,
         "since": None if since is None else moment(since),
         "error": error,
+        "bucket_s": None if bucket_s is None else str(bucket_s),
         "limit": None if limit is None else str(limit),
     }
     query = {name: value for name, value in given.items() if value is not None}
     request = HttpRequest("GET", _FAILURES, query=query)
     return (yield from fetch(session, request, FailureGroups)).failures
+
+
+def discard_failures(
+    session: Session, group: str | FailuresOfGroup, count: int | None = None
+) -> Plan[int]:
+    """Let all failures of a group go, with their dead letters; return how many.
+
+    The jobs stay failed, and are kept as long as other results.
+
+    Args:
+        count: how many failures it must have; by default that of `group`, an item of `failures()`.
+
+    Raises:
+        Conflict: it has another number by now; nothing was done.
+        ModelNotFound: the model of the group does not exist.
+    """
+    if count is None:
+        if isinstance(group, str):
+            raise InvalidRequest("the name of a group is given without its count")
+        count = group.count
+    name = group if isinstance(group, str) else group.group
+    path = f"{_FAILURES}/{quote(name, safe='')}/discard"
+    request = json_request("POST", path, {"count": count}, wait_s=LONG_REQUEST_S)
+    return (yield from fetch(session, request, Discarded)).discarded
 
 
 def retry_failures(session: Session, group: str | FailuresOfGroup) -> Plan[Retried]:
@@ -253,6 +284,21 @@ def webhooks(session: Session, job: str | Job) -> Plan[list[WebhookDelivery]]:
     """
     request = job_request("GET", job, below="/webhooks")
     return (yield from fetch(session, request, WebhookDeliveries)).deliveries
+
+
+def recent_webhooks(
+    session: Session, *, state: str | None = None, limit: int | None = None
+) -> Plan[list[RecentDelivery]]:
+    """Return the webhooks of all jobs that were sent last: failing ones first, then the newest.
+
+    Args:
+        state: only those that are `pending`, `delivered` or `failed`.
+        limit: maximum number, at most 1,000; None for the server's default.
+    """
+    given = {"state": state, "limit": None if limit is None else str(limit)}
+    query = {name: value for name, value in given.items() if value is not None}
+    request = HttpRequest("GET", _WEBHOOKS, query=query)
+    return (yield from fetch(session, request, RecentDeliveries)).deliveries
 
 
 def redeliver_webhook(

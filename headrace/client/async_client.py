@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 
-from headrace.client import admin, bulk, calls, registry
+from headrace.client import admin, bulk, calls, deployment, registry
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -65,9 +65,13 @@ class AsyncClient(ClientBase):
     jobs = _iterating(calls.jobs)
     failures = _awaiting(admin.failures)
     retry_failures = _awaiting(admin.retry_failures)
+    discard_failures = _awaiting(admin.discard_failures)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     demand = _awaiting(calls.demand)
+    series = _awaiting(calls.series)
+    overview = _awaiting(calls.overview)
+    findings = _awaiting(calls.findings)
     queues = _awaiting(calls.queues)
     pause_queue = _awaiting(admin.pause_queue)
     resume_queue = _awaiting(admin.resume_queue)
@@ -86,6 +90,15 @@ class AsyncClient(ClientBase):
     profile_file = _awaiting(admin.profile_file)
     webhooks = _awaiting(admin.webhooks)
     redeliver_webhook = _awaiting(admin.redeliver_webhook)
+    recent_webhooks = _awaiting(admin.recent_webhooks)
+    workers = _awaiting(deployment.workers)
+    drain_worker = _awaiting(deployment.drain_worker)
+    resume_worker = _awaiting(deployment.resume_worker)
+    own_key = _awaiting(deployment.own_key)
+    api_keys = _awaiting(deployment.api_keys)
+    create_api_key = _awaiting(deployment.create_api_key)
+    revoke_api_key = _awaiting(deployment.revoke_api_key)
+    audit = _iterating(deployment.audit)
     model_versions = _awaiting(registry.model_versions)
     register_model = _awaiting(registry.register_model)
     set_model_options = _awaiting(registry.set_model_options)

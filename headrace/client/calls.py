@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -26,6 +26,7 @@ from headrace.client.sansio import HttpRequest, HttpResponse, Pause, Plan, Strea
 from headrace.errors import InvalidRequest, WaitTimeout
 from headrace.jobs.ids import check_key, new_id
 from headrace.schema.operation import Demand, Queue, Queues
+from headrace.schema.overview import Finding, Findings, Overview, Series
 
 MODELS: Final = "/api/v1/models"
 #: Seconds of the first long poll, after which a reason that no worker can load the model is known.
@@ -253,6 +254,45 @@ def demand(session: Session, model: str) -> Plan[Demand]:
     """
     path = f"{MODELS}/{quote(model, safe='')}/demand"
     return (yield from fetch(session, HttpRequest("GET", path), Demand))
+
+
+def series(
+    session: Session,
+    model: str,
+    *,
+    since: datetime | float | str | None = None,
+    until: datetime | float | str | None = None,
+    step: Literal["minute", "hour"] | None = None,
+) -> Plan[Series]:
+    """Return what a model did by minute (of 24 hours) or by hour (of 30 days).
+
+    Args:
+        since: by default 60 steps before `until`.
+        until: by default, and at most, the end of the last full step.
+        step: by default hours if `since` is longer ago than minutes are kept.
+
+    Raises:
+        ModelNotFound: no model has this name.
+        InvalidRequest: the time has more than 1,440 steps.
+    """
+    given = {
+        "since": None if since is None else moment(since),
+        "until": None if until is None else moment(until),
+        "step": step,
+    }
+    query = {name: value for name, value in given.items() if value is not None}
+    path = f"{MODELS}/{quote(model, safe='')}/series"
+    return (yield from fetch(session, HttpRequest("GET", path, query), Series))
+
+
+def overview(session: Session) -> Plan[Overview]:
+    """Return all models in numbers, and what is wrong."""
+    return (yield from fetch(session, HttpRequest("GET", "/api/v1/overview"), Overview))
+
+
+def findings(session: Session) -> Plan[list[Finding]]:
+    """Return what is wrong with the deployment now, the worst first."""
+    return (yield from fetch(session, HttpRequest("GET", "/api/v1/findings"), Findings)).findings
 
 
 def queues(session: Session) -> Plan[list[Queue]]:

@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
 
-from headrace.client import admin, bulk, calls, registry
+from headrace.client import admin, bulk, calls, deployment, registry
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -65,9 +65,13 @@ class Client(ClientBase):
     jobs = _iterating(calls.jobs)
     failures = _blocking(admin.failures)
     retry_failures = _blocking(admin.retry_failures)
+    discard_failures = _blocking(admin.discard_failures)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     demand = _blocking(calls.demand)
+    series = _blocking(calls.series)
+    overview = _blocking(calls.overview)
+    findings = _blocking(calls.findings)
     queues = _blocking(calls.queues)
     pause_queue = _blocking(admin.pause_queue)
     resume_queue = _blocking(admin.resume_queue)
@@ -86,6 +90,15 @@ class Client(ClientBase):
     profile_file = _blocking(admin.profile_file)
     webhooks = _blocking(admin.webhooks)
     redeliver_webhook = _blocking(admin.redeliver_webhook)
+    recent_webhooks = _blocking(admin.recent_webhooks)
+    workers = _blocking(deployment.workers)
+    drain_worker = _blocking(deployment.drain_worker)
+    resume_worker = _blocking(deployment.resume_worker)
+    own_key = _blocking(deployment.own_key)
+    api_keys = _blocking(deployment.api_keys)
+    create_api_key = _blocking(deployment.create_api_key)
+    revoke_api_key = _blocking(deployment.revoke_api_key)
+    audit = _iterating(deployment.audit)
     model_versions = _blocking(registry.model_versions)
     register_model = _blocking(registry.register_model)
     set_model_options = _blocking(registry.set_model_options)

@@ -350,6 +350,7 @@ class ModelState(msgspec.Struct, frozen=True):
         preprocess: where its `preprocess` runs, and why; "" for a generator.
         held: how many jobs the worker has claimed and not settled.
         yields: its handler can send pieces of a result.
+        recycled, lost: how many of its processes were replaced by its options, and how many died.
         generation: what its generators do; None if its handler is no generator.
     """
 
@@ -375,6 +376,8 @@ class ModelState(msgspec.Struct, frozen=True):
     held: int = 0
     generation: GenerationState | None = None
     yields: bool = False
+    recycled: int = 0
+    lost: int = 0
 
 
 class RegistryProgress(msgspec.Struct, frozen=True):
@@ -400,6 +403,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
         labels: which models it serves (`worker_labels`).
         registry: how far it follows the registry of models; None if it does not.
         unloaded: `<model>@<version>` that it loads at the first job -> why it cannot; "" if it can.
+        started_s: when it started, in seconds since 1970; 0 if it does not report it.
+        drained: it claims no jobs, as an operator has asked; None: it cannot be asked.
     """
 
     node: str
@@ -412,6 +417,8 @@ class WorkerReport(msgspec.Struct, frozen=True):
     registry: RegistryProgress | None = None
     capacity: Capacity = Capacity()
     unloaded: dict[str, str] = {}
+    started_s: float = 0.0
+    drained: bool | None = None
 
 
 #: The fields of `hr:worker:<owner>` next to the states of the models. No model has such a name.
@@ -419,6 +426,7 @@ FIGURES: Final = ":figures"
 CLOCK: Final = ":clock"
 REGISTRY: Final = ":registry"
 UNLOADED: Final = ":unloaded"
+DRAINED: Final = ":drained"
 
 
 class _Own(msgspec.Struct, frozen=True):
@@ -427,11 +435,13 @@ class _Own(msgspec.Struct, frozen=True):
     versions: dict[str, str] = {}
     labels: list[str] = []
     capacity: Capacity = Capacity()
+    started_s: float = 0.0
 
 
 #: What the other fields hold than those of models.
 _TYPES: Final[dict[str, Any]] = {
     "": _Own, FIGURES: Figures, CLOCK: float, REGISTRY: RegistryProgress, UNLOADED: dict[str, str],
+    DRAINED: bool,
 }  # fmt: skip
 
 
@@ -449,5 +459,6 @@ def read_report(fields: Mapping[bytes, bytes]) -> WorkerReport:
         clock_s=found.pop(CLOCK, 0.0),
         registry=found.pop(REGISTRY, None),
         unloaded=found.pop(UNLOADED, {}),
+        drained=found.pop(DRAINED, None),
         models=found,
     )

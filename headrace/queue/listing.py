@@ -115,6 +115,8 @@ CALL_JOBS: Final = 500
 #: How many jobs are read for one page, and for how long. If few of them match, the page is short.
 PAGE_JOBS: Final = 100_000
 PAGE_S: Final = 0.15
+#: How many failures are read for one page at most, of those whose records decide.
+PAGE_FAILED: Final = 20_000
 
 
 class JobPlace(NamedTuple):
@@ -203,12 +205,22 @@ async def list_failed(
     stop_at = time.monotonic() + PAGE_S
     # Only their records have an error and metadata; without these every failure matches.
     reads_records = bool(search.error or search.metadata)
-    enough = 0 if reads_records else limit + 1
+    enough = PAGE_FAILED if reads_records else limit
     for model in models:
-        places += await _failed_places(failures, model, search, before, enough)
+        index = await failures.of(model)
+        newest = index.newest(
+            enough + 1,
+            owner=search.owner,
+            since_us=search.since_us,
+            group=search.group,
+            before=before,
+        )
+        places += [JobPlace(*place) for place in newest]
     places.sort(reverse=True)
+    more = len(places) > enough
+    del places[enough:]
     if not reads_records:
-        return JobPage(places[:limit], places[limit - 1] if len(places) > limit else None)
+        return JobPage(places, places[-1] if more else None)
     fitting: list[JobPlace] = []
     for at in range(0, len(places), CALL_JOBS):
         if at and time.monotonic() > stop_at:
@@ -221,28 +233,8 @@ async def list_failed(
         fitting += [place for place, row in zip(portion, rows, strict=True) if search.may_fit(*row)]
         if len(fitting) >= limit:
             last = fitting[limit - 1]
-            return JobPage(fitting[:limit], last if last != places[-1] else None)
-    return JobPage(fitting, None)
-
-
-async def _failed_places(
-    failures: Failures, model: str, search: JobSearch, before: JobPlace | None, enough: int
-) -> list[JobPlace]:
-    """Return the places of failed jobs of a model: at least the `enough` newest; 0 for all."""
-    places: list[JobPlace] = []
-    async for portion in failures.walk(model, owner=search.owner, since_us=search.since_us):
-        places += [
-            JobPlace(failure.created_us, failure.job_id)
-            for failure in portion
-            if (not search.group or failure.group == search.group)
-            and (before is None or (failure.created_us, failure.job_id) < before)
-        ]
-        # All that follow have failed, and so were created, no later than the last of these.
-        if enough and portion and len(places) >= enough:
-            last_us = portion[-1].failed_us
-            if sum(place.created_us > last_us for place in places) >= enough:
-                break
-    return places
+            return JobPage(fitting[:limit], last if more or last != places[-1] else None)
+    return JobPage(fitting, places[-1] if more else None)
 
 
 async def _read_on(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final, Literal
 
 import msgspec
@@ -72,6 +73,11 @@ class Delivery(msgspec.Struct, frozen=True):
     attempts: tuple[Attempt, ...] = ()
     turn: int = 0
     by_hand: bool = False
+
+    @property
+    def failing(self) -> bool:
+        """Whether its last try failed."""
+        return self.state != "delivered" and any(one.error for one in self.attempts[-1:])
 
     def tried(self, attempt: Attempt) -> Delivery:
         """Return the delivery after one more try."""
@@ -208,12 +214,33 @@ class DeliveryStore:
         sending = f"{'+' if change.begins else '-'}{self._sender}" if self._sender else ""
         save = script("webhooks/save").call(
             [], new.job, new.id, kept.text, text, ttl_s, delay_us, again, body,
-            change.counted, sending, *surplus,
+            change.counted, sending, *_lists(new), *surplus,
         )  # fmt: skip
         answer = await self._queue.call_once(save)
         # Our own text is there if the reply to an earlier try was lost.
         saved = answer[0] == 1 or bytes(answer[1]) == text
         return PendingDelivery(new, text) if saved else bytes(answer[1])
+
+    async def newest(self, limit: int, *, failing: bool) -> list[Delivery]:
+        """Return the deliveries of all jobs that were saved last, the newest first.
+
+        Args:
+            failing: those whose last try failed, or the others.
+
+        Raises:
+            BrokerError: Redis does not answer.
+        """
+        key = keys.FAILING_DELIVERIES if failing else keys.RECENT_DELIVERIES
+        (members,) = await self._queue.read_all([("ZREVRANGE", key, 0, limit - 1)])
+        places = [member.decode().partition(" ") for member in members]
+        texts = await self._queue.read_all(
+            [("HGET", keys.deliveries(job_id), name) for job_id, _, name in places]
+        )
+        found = []
+        for text in filter(None, texts):  # the record of a job has a TTL
+            with suppress(msgspec.MsgspecError):  # of another version
+                found.append(msgspec.json.decode(text, type=Delivery))
+        return found
 
     async def send_due(self, limit: int) -> tuple[int, int]:
         """Send the background tasks of up to `limit` deliveries that are due and have their turn.
@@ -226,3 +253,9 @@ class DeliveryStore:
         """
         due, waiting = await self._queue.call_once(script("webhooks/due").call([], limit))
         return int(due), int(waiting)
+
+
+def _lists(delivery: Delivery) -> tuple[str, str]:
+    """Return the list of all jobs' deliveries that has this one, and the other one."""
+    lists = (keys.FAILING_DELIVERIES, keys.RECENT_DELIVERIES)
+    return lists if delivery.failing else lists[::-1]

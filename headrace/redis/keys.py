@@ -29,10 +29,14 @@ STEP_SEPARATOR: Final = "\x06\x16"
 #: Between model and version in the name of a version's queue. No model's name has it.
 VERSION_SEPARATOR: Final = "@"
 WORKER_TTL_S: Final = 15
+#: Longer than an outage of Redis in which a worker stays drained.
+DRAIN_TTL_S: Final = 86_400
 API_TTL_S: Final = 15
 BACKGROUND_TTL_S: Final = 15
 #: Longer than any lease_ttl.
 REPLICA_LEASES_TTL_S: Final = 86_400
+#: Longer than a series goes back.
+SERIES_TTL_S: Final = 31 * 86_400
 #: The TTL of a job whose record has none.
 DEFAULT_TTL_S: Final = 86_400
 #: How long a worker's `revoke` of an id without a record is remembered.
@@ -141,11 +145,15 @@ WORKERS: Final = "hr:workers"
 #: hash, WORKER_TTL_S: model -> state, for /ready; ":figures" -> its host, devices and memory
 #: (headrace/observability/worker_report.py).
 worker: Final = Prefix("hr:worker:")
+#: string, DRAIN_TTL_S from the worker's last report: when an operator drained it.
+drain: Final = Prefix("hr:drain:")
 #: hash <model>@<version>, REPLICA_LEASES_TTL_S: owner -> how many replicas it may run; see
 #: workers/lease_replicas.lua.
 replica_leases: Final = Prefix("hr:replicas:")
 #: string, API_TTL_S: requests that wait in one API process.
 api: Final = Prefix("hr:api:")
+#: string, SERIES_TTL_S: a model by minute and by hour (headrace/observability/series.py).
+series: Final = Prefix("hr:series:")
 #: hash: counters of a model for /metrics; of no model under SHARED_STATS (worker_report.py).
 stats: Final = Prefix("hr:stats:")
 SHARED_STATS: Final = stats("")
@@ -156,6 +164,8 @@ SHARED_STATS: Final = stats("")
 api_key: Final = Prefix("hr:key:")
 #: zset: key -> when it was made.
 API_KEYS: Final = "hr:keys"
+#: hash: key -> when it was last used, in seconds, to about a minute.
+API_KEYS_USED: Final = "hr:keys:used"
 #: channel: a key that was made or revoked.
 API_KEY_CHANGES: Final = "hr:keys:news"
 #: hash: key -> its jobs in flight, if it has any.
@@ -192,6 +202,12 @@ background_sending: Final = Prefix("hr:background:sending:")
 #: <delivery>: JSON, its state; b:<delivery>: what it sends, while that may be sent again;
 #: m:<delivery>: the background task of its next try.
 deliveries: Final = Prefix("hr:hook:")
+#: How many deliveries each list of all jobs' deliveries has.
+DELIVERIES_LISTED: Final = 1_000
+#: zsets, as long as the newest delivery of each: "<id> <delivery>" -> when it was saved, the newest
+#: DELIVERIES_LISTED. Those whose last try failed, and the others.
+FAILING_DELIVERIES: Final = "hr:hooks:failing"
+RECENT_DELIVERIES: Final = "hr:hooks:recent"
 #: zset: "<id> <delivery>" -> when it is tried again.
 DUE_DELIVERIES: Final = "hr:hooks"
 
@@ -222,6 +238,8 @@ MODEL_LOG: Final = "hr:models:log"
 PROFILES: Final = "hr:profiles"
 #: hash, 1 h: request (JSON), of (model@version), state, at, until, owner, error, file:<name>.
 profile: Final = Prefix("hr:profile:")
+#: stream, about the newest 5,000: JSON of each change, without those in MODEL_LOG.
+AUDIT: Final = "hr:audit"
 #: channel: the generation of the registry after a change.
 MODEL_CHANGES: Final = "hr:models:changes"
 

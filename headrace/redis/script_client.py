@@ -129,6 +129,14 @@ class AsyncScriptClient:
         except RedisError as error:
             raise translate(error) from error
 
+    async def write_all(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands that take effect together; return their replies.
+
+        After an error the outcome may be unknown.
+        """
+        *_, replies = await self.read_all([("MULTI",), *commands, ("EXEC",)])
+        return list(replies)
+
     async def _call(self, call: Command, packed: bytes) -> Any:
         try:
             return (await self._exchange(packed, 1))[0]

@@ -147,6 +147,12 @@ def _log(count: int = 100) -> _Plan[list[LoggedChange]]:
     return [change for _, change in _entries(entries)]
 
 
+def _log_before(end: str, count: int = 100) -> _Plan[list[tuple[str, LoggedChange]]]:
+    """Return the newest changes from an entry back ("+" for all), with their ids."""
+    (entries,) = yield [("XREVRANGE", keys.MODEL_LOG, end, "-", "COUNT", count)]
+    return _entries(entries)
+
+
 def _log_end() -> _Plan[str]:
     """Return the id of the newest change in the log; "0-0" if it is empty."""
     (entries,) = yield [("XREVRANGE", keys.MODEL_LOG, "+", "-", "COUNT", 1)]
@@ -225,6 +231,7 @@ class AsyncRegistryStore:
     log = _awaiting(_log)
     log_end = _awaiting(_log_end)
     log_after = _awaiting(_log_after)
+    log_before = _awaiting(_log_before)
 
 
 @contextlib.contextmanager

@@ -116,12 +116,33 @@ class FailuresOfGroup(msgspec.Struct, frozen=True, kw_only=True):
     jobs: Annotated[
         list[str], Meta(description="The ids of the jobs that failed last, at most 10.")
     ]
+    over_time: Annotated[
+        dict[str, Count],
+        Meta(
+            description="With `bucket_s`: how many failed, by the time at which a part of the time "
+            "begins; parts without failures are left out."
+        ),
+    ] = {}
 
 
 class FailureGroups(msgspec.Struct):
     """Groups of failures, the one that failed last first."""
 
     failures: list[FailuresOfGroup]
+
+
+class GroupCount(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """How many failures a group must have for a change."""
+
+    count: Annotated[
+        Count, Meta(description="As listed; if it has others by now, nothing is done.")
+    ]
+
+
+class Discarded(msgspec.Struct):
+    """How many failures were let go."""
+
+    discarded: Count
 
 
 class Retried(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +225,19 @@ class WebhookDelivery(msgspec.Struct, frozen=True, kw_only=True):
     next_attempt_at: Moment | None
     tries: Annotated[Count, Meta(description="The number of attempts; the newest are listed.")]
     attempts: list[WebhookAttempt]
+
+
+class RecentDelivery(WebhookDelivery, frozen=True, kw_only=True):
+    """One webhook of any job."""
+
+    job: str
+    model: str
+
+
+class RecentDeliveries(msgspec.Struct):
+    """The webhooks of all jobs that were sent last: failing ones first, then the newest."""
+
+    deliveries: list[RecentDelivery]
 
 
 class WebhookDeliveries(msgspec.Struct):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 
 import redis
@@ -41,9 +41,11 @@ class ServerPart:
 
     Attributes:
         processes: those that run once in a deployment of one machine.
+        pages: the paths of the API that people open in a browser, by a name of at most 7 letters.
     """
 
     processes: Sequence[Process] = ()
+    pages: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache
@@ -51,3 +53,9 @@ def processes() -> dict[str, Process]:
     """Return the processes of all extensions, by name."""
     found = parts("server", ServerPart).values()
     return {process.name: process for part in found for process in part.processes}
+
+
+def pages() -> dict[str, str]:
+    """Return the pages of all extensions: their paths, by name."""
+    found = parts("server", ServerPart).values()
+    return {name: path for part in found for name, path in part.pages.items()}

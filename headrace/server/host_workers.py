@@ -14,6 +14,7 @@ from typing import Any, Final
 import redis
 import redis.exceptions
 
+from headrace.access.audit import Note, noted
 from headrace.errors import HeadraceError
 from headrace.observability.worker_report import UNLOADED_STATE, WorkerReport, read_report
 from headrace.queue.job_queue import Depth, read_depths
@@ -87,6 +88,9 @@ def drain(client: redis.Redis, *, wait: bool) -> list[str]:
                 hint="stop that program, or pause queues: headrace queues pause MODEL",
             )
         started[pid] = proc.start_time_ticks(pid)
+    execute: Any = client.execute_command
+    for node in sorted(reports):
+        execute(*noted(Note("headrace drain", "drain_worker", node, "its process ends")))
     for pid in started:
         try:
             os.kill(pid, signal.SIGTERM)

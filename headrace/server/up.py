@@ -18,7 +18,7 @@ from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
 from headrace.redis.connection import redact_url
 from headrace.server import components, embedded_redis, recovery, state_dir
-from headrace.server.extension import processes
+from headrace.server.extension import pages, processes
 from headrace.server.gpus import worker_devices
 from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
@@ -209,6 +209,7 @@ class Up:
         state = components.get_json(settings.host, settings.port, "/ready", tls=settings.tls)
         lines = ["up" if state else "up, but not ready: GET /ready shows why"]
         lines.append(f"  API     {urls['api']}  (documentation: /docs, state: /ready)")
+        lines += [f"  {name:7} {urls['api']}{path}" for name, path in pages().items()]
         lines.append(f"  broker  {urls['broker']}")
         if "flower" in urls:
             lines.append(f"  Flower  {urls['flower']}")

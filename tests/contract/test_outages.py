@@ -295,7 +295,8 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "background/hold": ["w", "t", "x"],
         "pipelines/save_stages": ["x", 1, "{}", 1, "y"], "pipelines/hand_over": ["e", "e2", "x"],
         "pipelines/clear": ["x", 1],
-        "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", ""],
+        "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", "",
+        keys.RECENT_DELIVERIES, keys.FAILING_DELIVERIES],
         "webhooks/due": [10], "records/progress": ["x", 1, "1 {}"], "records/watch": [],
         "pieces/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
         "pieces/read_pieces": [10, 10, "x", 0, ""],
@@ -305,8 +306,10 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "profiles/save": ["p", "", "", "", 60, 8],
         "registry/end_pair": ["pair", "", "new pair", 1],
         "registry/change": ["", 10, "id", "m", "0", "", "{}"],
-        "queues/retry_failures": [queue.name], "queues/read_failures": ["m", "+inf", 0, 0, 1],
+        "queues/retry_failures": [queue.name], "queues/discard_failures": [queue.name],
+        "queues/follow_failures": ["m", 0, 0, 1],
         "workers/lease_replicas": ["w", 1, 0, 1, 0], "queues/find_work": [0, queue.name],
+        "workers/save_series": [10],
     }  # fmt: skip
     command = known.call(queue.keys, *arguments[name])
     with pytest.raises(NoScriptError):

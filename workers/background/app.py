@@ -1,8 +1,9 @@
 """The background worker: `celery -A workers.background.app worker`, with a pool of threads.
 
-It delivers webhooks as Celery tasks and runs the pipelines of the models file in a thread
-(`workers/background/pipelines/orchestrator.py`). A task may run twice: its message is acknowledged
-when the task has ended, and requeued if its worker dies before (`workers/background/transport.py`).
+It delivers webhooks as Celery tasks, and runs the pipelines of the models file in a thread
+(`workers/background/pipelines/orchestrator.py`). Another one writes the models' time series
+(`workers/background/series.py`). A task may run twice: its message is acknowledged when the task
+has ended, and requeued if its worker dies before (`workers/background/transport.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from headrace.server import recovery
 from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
+from workers.background.series import SeriesWriter
 from workers.background.webhooks.delivery import WebhookDeliverer
 from workers.celery.celery_internals import drop_unreadable_messages, treat_as_lost_connections
 from workers.celery.config import (
@@ -89,6 +91,7 @@ def create_app(settings: Settings, catalog: Catalog, owner: str) -> Celery:
     add_webhook_task(app, delivery)
     app.steps["consumer"].add(deployed_step(LivenessStep, redis_url=url, owner=owner))
     app.steps["worker"].add(deployed_step(WebhooksStep, delivery=delivery))
+    app.steps["worker"].add(deployed_step(SeriesStep, redis_url=url, catalog=catalog))
     if catalog.pipelines:
         deployment = (settings, catalog, url, owner)
         app.steps["worker"].add(deployed_step(PipelinesStep, deployment=deployment))
@@ -206,6 +209,20 @@ class PipelinesStep(ThreadStep):
     @override
     def build(self, parent: Any) -> PipelineOrchestrator:
         return PipelineOrchestrator(*self.deployment, parent.hostname)
+
+
+class SeriesStep(ThreadStep):
+    """Writes the time series of the models."""
+
+    name = "headrace-series"
+    thread = (name, "the time series'")
+    stop_max_s = 10.0
+    redis_url: str
+    catalog: Catalog
+
+    @override
+    def build(self, parent: Any) -> SeriesWriter:
+        return SeriesWriter(self.redis_url, self.catalog)
 
 
 @cache

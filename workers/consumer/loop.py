@@ -53,7 +53,12 @@ TOP_UP_S: Final = 0.002
 
 
 class Claimer:
-    """The claims of a worker."""
+    """The claims of a worker.
+
+    Attributes:
+        drained: an operator has asked for no more claims; what is claimed and has not begun returns
+            to its queue.
+    """
 
     def __init__(
         self, models: Sequence[ServedModel], leases: LeaseManager, dispatcher: Dispatcher
@@ -62,6 +67,12 @@ class Claimer:
         self._leases = leases
         self._dispatcher = dispatcher
         self._top_up_at = 0.0
+        self.drained = False
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing may be claimed now."""
+        return self.drained or self._dispatcher.isolation.holds_claims
 
     def claim(self, now: float) -> None:
         """Claim what there is room for, in the next write."""
@@ -103,7 +114,7 @@ class Claimer:
     def _claim(self, model: ServedModel, room: Sequence[int], now: float) -> None:
         # Without a connection a claim would be sent on reconnect, just before `release_owner`
         # returns all that it leased.
-        if not room or not self._leases.connected or self._dispatcher.isolation.holds_claims:
+        if not room or not self._leases.connected or self.held:
             return
         if now >= self.due_at(model):
             self._top_up_at = now + TOP_UP_S
@@ -219,7 +230,7 @@ class Consumer:
         if not self._stopping.is_set():
             self._updates.step(now)
         for model in self.models:
-            if self._stopping.is_set():
+            if self._stopping.is_set() or self._claimer.drained:
                 self._leases.release(model, model.release_prepared(), "free")
             self._transfer.begin(model)
             self._notifier.begin(model)
@@ -310,10 +321,11 @@ class Consumer:
             self._leases.read_registry(self._registry_read)
             self._updates.lease_replicas(now, stopping=self._stopping.is_set())
             self._updates.scale(now)
-            if not self._stopping.is_set():
+            if not self._stopping.is_set() and not self._claimer.drained:
                 self._updates.find_work(now)
             progress, unloaded = self._updates.progress(), self._updates.on_demand.unloaded()
-            report = self._report.commands(self.models, progress, unloaded)
+            drained = self._claimer.drained
+            report = self._report.commands(self.models, progress, unloaded, drained=drained)
             self._leases.report(report, self._reported)
             for command in self._observed():
                 self._leases.send(command)
@@ -325,8 +337,12 @@ class Consumer:
         for command in chain(*totals, self.observer.events(now)):
             self._leases.send(command)
 
-    def _reported(self, workers: int) -> None:
+    def _reported(self, workers: int, drained: bool) -> None:
         self._workers = workers
+        if drained != self._claimer.drained:
+            self._claimer.drained = drained
+            logger.info("drained: claims nothing more" if drained else "claims jobs again")
+            self._sweep_at = 0.0  # the next report shows it
 
     def _observed(self) -> Iterator[Command]:
         for observer in self._observers:
@@ -454,8 +470,7 @@ class Consumer:
                     model.missed(place)
                 if self._read_cancels():
                     return 0.0
-            held = self._dispatcher.isolation.holds_claims
-            if not held:
+            if not self._claimer.held:
                 claims = [self._claimer.due_at(m) for m in self.models if m.claim_request()]
                 if claims:
                     return min(claims) - now

@@ -477,10 +477,10 @@ class LeaseManager:
         """Reap nothing for a lease_ttl: other workers may have been paused like this worker."""
         self._reap_clock.delay(now)
 
-    def report(self, commands: Sequence[Command], reported: Callable[[int], None]) -> None:
-        """Send the worker's report, and pass on how many workers there are."""
+    def report(self, commands: Sequence[Command], reported: Callable[[int, bool], None]) -> None:
+        """Send the worker's report; pass on how many workers there are, and if this one drains."""
         first, *others = commands
-        self._outbox.add(first, lambda workers, _now: reported(int(workers)))
+        self._outbox.add(first, lambda reply, _now: reported(int(reply[0]), bool(reply[1])))
         for command in others:
             self.send(command)
 

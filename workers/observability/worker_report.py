@@ -14,6 +14,7 @@ from headrace.config.model.capacity import Capacity
 from headrace.observability.worker_report import (
     BEST_FIRST,
     CLOCK,
+    DRAINED,
     FIGURES,
     REGISTRY,
     UNLOADED,
@@ -49,7 +50,12 @@ class WorkerReporter:
         self._node = node
         self._figures = figures
         self._reported: set[str] = set()
-        own = {"node": node, "pid": os.getpid(), "versions": running_versions()}
+        own = {
+            "node": node,
+            "pid": os.getpid(),
+            "versions": running_versions(),
+            "started_s": round(time.time(), 3),
+        }
         self._worker = _encode({**own, "labels": labels, "capacity": capacity})
 
     def commands(
@@ -57,18 +63,21 @@ class WorkerReporter:
         models: Sequence[ServedModel],
         progress: RegistryProgress | None = None,
         unloaded: Mapping[str, str] = _NOTHING,
+        *,
+        drained: bool = False,
     ) -> list[Command]:
         """Return the commands that write the report, and reset the counters.
 
         Args:
             progress: how far the worker follows the registry.
             unloaded: the versions that it would load on demand, and the error of each.
+            drained: it claims nothing, as an operator has asked.
         """
         clock = f"{time.time():.3f}"
         fields: list[Arg] = ["", self._worker, FIGURES, self._figures(), CLOCK, clock]
         if progress is not None:
             fields += (REGISTRY, _encode(progress))
-        fields += (UNLOADED, _encode(unloaded))
+        fields += (UNLOADED, _encode(unloaded), DRAINED, _encode(drained))
         reported = _reported(models)
         for name, model in reported.items():
             fields += (name, _encode({"node": self._node, **model_report(model)}))
@@ -88,7 +97,10 @@ class WorkerReporter:
 
     def removal(self) -> list[Command]:
         """Return the commands that remove the report, as the worker ends."""
-        return [("DEL", keys.worker(self._owner)), ("ZREM", keys.WORKERS, self._owner)]
+        return [
+            ("DEL", keys.worker(self._owner), keys.drain(self._owner)),
+            ("ZREM", keys.WORKERS, self._owner),
+        ]
 
 
 def _reported(models: Sequence[ServedModel]) -> dict[str, ServedModel]:

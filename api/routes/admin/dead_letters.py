@@ -94,6 +94,7 @@ async def requeue(services: Services, request: Request, model: str) -> Reply:
     left: dict[str, str] = {
         name: why for name, why in zip(names, outcomes, strict=True) if why != "queued"
     }
+    request.noted = f"{len(names) - len(left)} dead letters requeued"
     return json_reply(Requeued(requeued=len(names) - len(left), left=left))
 
 
@@ -101,13 +102,16 @@ async def purge(services: Services, request: Request, model: str) -> Reply:
     """Remove dead letters; their jobs stay failed."""
     queue = services.catalog.get(model).queue
     names = await _selected(services, request, queue)
-    return json_reply(Purged(await services.dead_letters.purge(queue, names)))
+    purged = await services.dead_letters.purge(queue, names)
+    request.noted = f"{purged} dead letters removed"
+    return json_reply(Purged(purged))
 
 
-async def purge_one(services: Services, _: Request, model: str, name: str) -> Reply:
+async def purge_one(services: Services, request: Request, model: str, name: str) -> Reply:
     """Remove one dead letter; its job stays failed."""
     if not await services.dead_letters.purge(services.catalog.get(model).queue, [name]):
         raise _unknown(model, name)
+    request.noted = name
     return json_reply(Purged(1))
 
 

@@ -82,9 +82,10 @@ async def resume_queue(services: Services, _: Request, name: str) -> Reply:
     return await _pause(services, name, paused=False)
 
 
-async def purge_queue(services: Services, _: Request, name: str) -> Reply:
+async def purge_queue(services: Services, request: Request, name: str) -> Reply:
     """Cancel all waiting and scheduled jobs of a queue; running jobs continue."""
     cancelled = await services.queue.purge(_known(services, name))
+    request.noted = f"{cancelled} jobs cancelled"
     return json_reply(QueuePurge(name, cancelled))
 
 

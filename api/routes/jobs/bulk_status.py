@@ -120,6 +120,7 @@ async def cancel_many(services: Services, request: Request) -> Reply:
     valid = [job_id for job_id in dict.fromkeys(ids) if is_id(job_id)]
     for page in pages_of(valid, VIEW_MAX_JOBS):
         cancelled.update(await _cancel(services, page, request.caller))
+    request.noted = f"{len(cancelled)} jobs"
     return json_reply(Cancellations([cancelled.get(job_id) for job_id in ids]))
 
 

@@ -7,16 +7,26 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.listing import Instant, instant_us, require_failures
 from api.services import Services
-from api.submission.decoding import read_query
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.jobs.ids import ModelName
+from headrace.jobs.job import iso
 from headrace.queue.failures import FailureGroup, split_group
+from headrace.redis.clock import US_PER_S
 from headrace.schema.members import time_of
-from headrace.schema.operation import FailureGroups, FailuresOfGroup, Retried
+from headrace.schema.operation import (
+    Discarded,
+    FailureGroups,
+    FailuresOfGroup,
+    GroupCount,
+    Retried,
+)
 
 PATH: Final = "/api/v1/failures"
+BODY_LIMIT_BYTES: Final = 4096
 
 
 class FailuresQuery(msgspec.Struct):
@@ -35,7 +45,14 @@ class FailuresQuery(msgspec.Struct):
         str,
         Meta(description="Only groups with this text in their type, message, exception or line."),
     ] = ""
+    bucket_s: Annotated[
+        Annotated[int, Meta(ge=60, le=30 * 86_400)] | UnsetType,
+        Meta(description="Also count each group's failures by parts of the time of this length."),
+    ] = UNSET
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
+_COUNT: Final = JsonDecoder(GroupCount)
 
 
 async def list_failures(services: Services, request: Request) -> Reply:
@@ -53,6 +70,7 @@ async def list_failures(services: Services, request: Request) -> Reply:
         since_us=0 if query.since is UNSET else instant_us("since", str(query.since)),
         text=query.error,
         limit=query.limit,
+        bucket_us=0 if query.bucket_s is UNSET else query.bucket_s * US_PER_S,
     )
     return json_reply(FailureGroups([_shown(group) for group in groups]))
 
@@ -62,9 +80,23 @@ async def retry_failures(services: Services, request: Request, group: str) -> Re
     request.query()
     require_failures(services)
     services.catalog.get(split_group(group)[0])
-    outcomes = await services.failures.retry(group, owner=request.caller.only)
+    body = await read_body(request, BODY_LIMIT_BYTES, fixed=True)
+    expected = _COUNT.decode(body).count if body.strip() else None
+    outcomes = await services.failures.retry(group, owner=request.caller.only, expected=expected)
     left: dict[str, str] = {job_id: why for job_id, why in outcomes.items() if why != "queued"}
+    request.noted = f"{len(outcomes) - len(left)} jobs retried, {len(left)} not"
     return json_reply(Retried(retried=len(outcomes) - len(left), left=left))
+
+
+async def discard_failures(services: Services, request: Request, group: str) -> Reply:
+    """Let all failures of a group go, with their dead letters; the jobs stay failed."""
+    request.query()
+    require_failures(services)
+    services.catalog.get(split_group(group)[0])
+    expected = (await _COUNT.read(request, BODY_LIMIT_BYTES)).count
+    discarded = await services.failures.discard(group, expected=expected)
+    request.noted = f"{discarded} failures discarded"
+    return json_reply(Discarded(discarded))
 
 
 def _shown(group: FailureGroup) -> FailuresOfGroup:
@@ -80,4 +112,5 @@ def _shown(group: FailureGroup) -> FailuresOfGroup:
         first_at=time_of(group.first_us),
         last_at=time_of(group.last_us),
         jobs=group.newest,
+        over_time={iso(at): count for at, count in sorted(group.over_time.items())},
     )

@@ -136,12 +136,17 @@ def _unknown(job_id: str) -> JobNotFound:
 
 #: A handler's output has the API's own origin. A browser must not guess that it is HTML; if it is
 #: HTML, the browser must run no script and load nothing.
-_HARMLESS: Final[tuple[Header, ...]] = (
+HARMLESS: Final[tuple[Header, ...]] = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; sandbox"),
 )
 _RANGES: Final[Header] = (b"accept-ranges", b"bytes")
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+
+def as_header(content_type: str) -> bytes:
+    """Return a content type that a client or a handler wrote, as the value of a header."""
+    return _UNSAFE.sub("?", content_type).encode()
 
 
 async def _result_reply(
@@ -154,7 +159,7 @@ async def _result_reply(
             hint="Read the result of the pipeline's job, or name the stage in its `result`.",
         )
     output = raw_result(job) if job.stored is None else None
-    headers = (NO_STORE, *_HARMLESS, *applied)
+    headers = (NO_STORE, *HARMLESS, *applied)
     if job.stored is None and output is None:
         # A Celery client submitted it with `ignore_result`.
         return Reply(NO_CONTENT, b"", headers=headers)
@@ -164,7 +169,7 @@ async def _result_reply(
         size, kind = job.stored.size, split_details(job.stored.content_type)[0]
     elif output is not None:
         size, kind = len(output[0]), output[1]
-    content_type = _UNSAFE.sub("?", kind).encode()
+    content_type = as_header(kind)
     try:
         span = requested_range(request.header(b"range"), request.header(b"if-range"), etag, size)
     except UnsatisfiableRange:

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType, structs
 
 from api.http.bodies import read_body
 from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.job import visible_job
 from api.services import Services
-from api.submission.decoding import JsonDecoder
+from api.submission.decoding import JsonDecoder, read_query
 from headrace.access.api_key import Caller
 from headrace.errors import Conflict, WebhookNotFound
 from headrace.jobs.ids import is_id
 from headrace.queue.webhook_deliveries import Change, Delivery, PendingDelivery
 from headrace.redis.clock import US_PER_S
+from headrace.redis.keys import DELIVERIES_LISTED
 from headrace.schema.members import time_of
-from headrace.schema.operation import WebhookAttempt, WebhookDeliveries, WebhookDelivery
+from headrace.schema.operation import (
+    RecentDeliveries,
+    RecentDelivery,
+    WebhookAttempt,
+    WebhookDeliveries,
+    WebhookDelivery,
+)
 from headrace.webhooks.endpoint import shown
 
 PATH: Final = "/api/v1/jobs/{job_id}/webhooks"
+RECENT: Final = "/api/v1/webhooks"
 BODY_LIMIT_BYTES: Final = 4096
 #: A delivery may change at the same time; it is then read again, at most this often.
 TRIES: Final = 5
@@ -34,6 +42,16 @@ class WebhookRedelivery(msgspec.Struct, forbid_unknown_fields=True):
     id: Annotated[str | None, Meta(description="The delivery; by default the newest.")] = None
 
 
+class RecentQuery(msgspec.Struct):
+    """The query of the deliveries of all jobs."""
+
+    state: Annotated[
+        Literal["delivered", "failed", "pending"] | UnsetType,
+        Meta(description="Only deliveries in this state."),
+    ] = UNSET
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 100
+
+
 _REDELIVERY: Final = JsonDecoder(WebhookRedelivery)
 
 
@@ -43,6 +61,25 @@ async def list_deliveries(services: Services, request: Request, job_id: str) -> 
     deliveries = [pending.delivery for pending in visible.values()]
     deliveries.sort(key=lambda delivery: delivery.created_us)
     return json_reply(WebhookDeliveries(job_id, [_shown(delivery) for delivery in deliveries]))
+
+
+async def list_recent(services: Services, request: Request) -> Reply:
+    """List the webhooks of all jobs that were sent last: failing ones first, then the newest."""
+    query = read_query(request, RecentQuery)
+    # Where none is left out, no more are read than are shown.
+    whole = query.state is UNSET and request.caller.sees_all
+    count = query.limit if whole else DELIVERIES_LISTED
+    found: list[Delivery] = []
+    for failing in (True, False):
+        newest = await services.webhook_deliveries.newest(count, failing=failing)
+        found += [delivery for delivery in newest if request.caller.may_see(delivery.owner)]
+    if query.state is not UNSET:
+        found = [delivery for delivery in found if delivery.state == query.state]
+    shown = [
+        RecentDelivery(job=one.job, model=one.model, **structs.asdict(_shown(one)))
+        for one in found[: query.limit]
+    ]
+    return json_reply(RecentDeliveries(shown))
 
 
 async def redeliver(services: Services, request: Request, job_id: str) -> Reply:

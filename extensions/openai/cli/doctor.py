@@ -7,7 +7,7 @@ from typing import Final
 from extensions.openai.redis import keys as batch_keys
 from headrace.cli.doctor.check import WORK, Check, CheckResult, fail, ok, skip
 from headrace.cli.doctor.deployment import Deployment
-from headrace.cli.shared.output import count
+from headrace.text import count
 
 
 def batches(deployment: Deployment) -> CheckResult:

@@ -6,11 +6,11 @@ import getpass
 import socket
 
 from headrace.cli.shared import output
-from headrace.cli.shared.output import count
 from headrace.config.settings import Settings
 from headrace.registry.catalog import read_declared
 from headrace.registry.store import registry_at
 from headrace.server.embedded_redis import redis_url_here
+from headrace.text import count
 
 
 def apply_file(settings: Settings, *, dry_run: bool, prune: bool) -> None:

@@ -15,7 +15,7 @@ from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, flag, group, option
 from headrace.errors import LetterNotFound
-from headrace.text import ago
+from headrace.text import ago, count
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -148,8 +148,8 @@ def purge(
                 lambda: _question(client, words.replace("{}", "all {}", 1), model), yes=yes
             )
         else:
-            count = output.count(len(selected), "dead letter")
-            output.confirm(lambda: words.format(count, model), yes=yes)
+            letters = count(len(selected), "dead letter")
+            output.confirm(lambda: words.format(letters, model), yes=yes)
         purged = client.purge_dead_letters(model, selected, all=every)
     output.item({"model": model, "purged": purged}, f"{purged:,} deleted", as_json=as_json)
     missing = len(selected or ()) - purged
@@ -172,8 +172,8 @@ def _selected(ids: Sequence[str] | None, *, every: bool) -> list[str] | None:
 
 def _question(client: Client, words: str, model: str) -> str:
     """Return the question; empty if there are no dead letters, or the model does not exist."""
-    count = sum(queue.dead_letters for queue in client.queues() if queue.model == model)
-    return words.format(output.count(count, "dead letter"), model) if count else ""
+    number = sum(queue.dead_letters for queue in client.queues() if queue.model == model)
+    return words.format(count(number, "dead letter"), model) if number else ""
 
 
 def _unknown(model: str, dead_id: str) -> ExitCode:
@@ -212,7 +212,7 @@ def _show(dead: DeadLetter) -> None:
         text = output.printable(raw.decode("utf-8", "backslashreplace"))
         complete = len(text) <= _SHOWN_MESSAGE_CHARS
         output.line("")
-        output.line(f"message, {output.count(len(raw), 'byte')}:")
+        output.line(f"message, {count(len(raw), 'byte')}:")
         output.line(text if complete else f"{text[:_SHOWN_MESSAGE_CHARS]}… (--raw prints all)")
 
 

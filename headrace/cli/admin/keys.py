@@ -14,6 +14,7 @@ import typer
 from headrace.access.api_key import Scope
 from headrace.cli.shared import options, output
 from headrace.cli.shared.options import argument, group, option, parsed_seconds
+from headrace.text import count
 
 if TYPE_CHECKING:
     from headrace.access.api_key import ApiKey
@@ -119,7 +120,7 @@ def revoke(
     yes: options.Yes = False,
 ) -> None:
     """Revoke keys immediately and permanently; their jobs continue."""
-    output.confirm(lambda: f"permanently revoke {output.count(len(ids), 'API key')}?", yes=yes)
+    output.confirm(lambda: f"permanently revoke {count(len(ids), 'API key')}?", yes=yes)
     with _api_keys(state_dir) as key_store:
         for key_id in ids:
             key_store.revoke(key_id)

@@ -14,6 +14,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.options import argument, client_of, flag, option
 from headrace.errors import InvalidRequest
+from headrace.text import count
 
 if TYPE_CHECKING:
     from headrace.client.models import Model
@@ -466,9 +467,9 @@ def _facts(model: Model) -> list[tuple[str, str]]:
 
 def _placement(worker: dict[str, Any]) -> str:
     """Return how the model processes of a worker are placed, as far as it reports that."""
-    parts = [output.count(worker.get("replicas", 0), "replica")]
+    parts = [count(worker.get("replicas", 0), "replica")]
     if worker.get("threads"):
-        parts[0] += f" of {output.count(worker['threads'], 'thread')}"
+        parts[0] += f" of {count(worker['threads'], 'thread')}"
     if worker.get("cpus"):
         parts.append(f"on CPUs {' and '.join(worker['cpus'])}")
     if worker.get("memory_mb"):

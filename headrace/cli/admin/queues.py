@@ -12,7 +12,7 @@ from headrace.cli.shared.options import argument, client_of
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import QueueNotFound
 from headrace.redis import keys
-from headrace.text import duration
+from headrace.text import count, duration
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -117,7 +117,7 @@ def _question(queues: Sequence[Queue | VersionQueue]) -> str:
     if not jobs:
         return ""
     names = ", ".join(queue.name for queue in queues)
-    return f"cancel all waiting and scheduled jobs of {names} ({output.count(jobs, 'job')})?"
+    return f"cancel all waiting and scheduled jobs of {names} ({count(jobs, 'job')})?"
 
 
 def _rows(queue: Queue) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, json_text, message, printable
+from headrace.cli.shared.output import json_text, message, printable
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import Limits, unpack
@@ -20,7 +20,7 @@ from headrace.models.explain import Explanation, explain
 from headrace.models.extension import PipelineArchive, pipeline_readers
 from headrace.models.pack import pack
 from headrace.models.source import digest_of
-from headrace.text import size
+from headrace.text import count, size
 
 MODELS_FILE: Final = "models.yaml"
 

@@ -19,6 +19,7 @@ from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
+from headrace.schema.overview import Finding
 
 CONFIG: Final = "Configuration"
 REDIS: Final = "Redis"
@@ -28,9 +29,6 @@ DEVICES: Final = "Devices"
 HOST: Final = "This host"
 #: The groups of checks, in the order of the report.
 GROUPS: Final = (CONFIG, REDIS, WORKERS, WORK, DEVICES, HOST)
-
-#: A sentence lists at most this many names, and then the number of further names.
-NAMED_MAX: Final = 3
 
 
 class Verdict(StrEnum):
@@ -109,6 +107,13 @@ def skip(sentence: str, hint: str = "") -> CheckResult:
     return CheckResult(Verdict.SKIP, sentence, hint)
 
 
+def results_of(findings: Iterable[Finding], check: str = "") -> Iterator[CheckResult]:
+    """Yield findings as results; with a name of a check only its own."""
+    for finding in findings:
+        if check in ("", finding.check):
+            yield CheckResult(Verdict(finding.severity), finding.text, finding.hint)
+
+
 def worst(results: Iterable[CheckResult]) -> CheckResult:
     """Combine the results of one check to one, from those with the worst verdict."""
     found = list(results)
@@ -118,13 +123,6 @@ def worst(results: Iterable[CheckResult]) -> CheckResult:
     sentence = "; ".join(one.sentence for one in found)
     parts = tuple((one.sentence, one.hint) for one in found) if len(found) > 1 else ()
     return CheckResult(verdict, sentence, "; ".join(hints), max(one.code for one in found), parts)
-
-
-def named(names: Sequence[str]) -> str:
-    """Return names for a sentence: the first few, and the number of the others."""
-    shown = ", ".join(names[:NAMED_MAX])
-    more = len(names) - NAMED_MAX
-    return f"{shown} and {more} more" if more > 0 else shown
 
 
 def run_checks(deployment: Deployment, checks: Sequence[Check]) -> Iterator[CheckRun]:

@@ -35,6 +35,7 @@ from headrace.cli.doctor.check import (
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.text import count
 
 #: The core's checks, in the order of the report.
 CHECKS: Final = (
@@ -73,6 +74,7 @@ CHECKS: Final = (
     Check("worker-answers", WORKERS, workers.answers, limit_s=60, background=True),
     Check("queues", WORK, queues.queues),
     Check("backlog", WORK, queues.backlog),
+    Check("failures", WORK, queues.failures),
     Check("dead-letters", WORK, queues.dead_letters),
     Check("unknown-queues", WORK, queues.unknown_queues),
     Check("background", WORK, queues.background_tasks),
@@ -135,7 +137,7 @@ def examine(
     if not as_json:
         counts = Counter(run.result.verdict for run in results)
         parts = [f"{counts[verdict]} {verdict}" for verdict in reversed(Verdict) if counts[verdict]]
-        output.line(f"\n{output.count(len(results), 'check')}: {', '.join(parts)}")
+        output.line(f"\n{count(len(results), 'check')}: {', '.join(parts)}")
     return exit_code_of(results, strict=strict)
 
 

@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 
-from headrace.cli.doctor.check import Check, CheckResult, Verdict, fail, named, ok, skip, warn
+from headrace.cli.doctor.check import Check, CheckResult, Verdict, fail, ok, skip, warn
 from headrace.cli.doctor.deployment import Deployment
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, error_line
+from headrace.cli.shared.output import error_line
 from headrace.config.environment import server_root, with_server_path
 from headrace.config.extensions import POINTS, found, loaded, parts, settings_types
 from headrace.config.model.handler_reference import (
@@ -34,7 +34,7 @@ from headrace.config.model.handler_reference import (
 from headrace.config.settings import ENV_CONFIG, is_loopback
 from headrace.errors import ConfigError
 from headrace.redis import keys
-from headrace.text import size
+from headrace.text import count, named, size
 
 _PROGRAM: Final = "from headrace.cli.doctor.configuration import print_found; print_found()"
 _LIMIT_S: Final = 60

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -16,7 +14,8 @@ from redis.exceptions import RedisError
 from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, is_loopback, load_settings
 from headrace.errors import ConfigError
-from headrace.observability.worker_report import WorkerReport, read_report
+from headrace.observability.worker_report import read_report
+from headrace.queue.findings import Alive, WorkerSeen, alive
 from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
@@ -33,32 +32,6 @@ T = TypeVar("T")
 
 class CheckSkipped(Exception):
     """A check has nothing to check, or lacks permission; the text is the reason."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSeen:
-    """One worker as recorded in Redis.
-
-    Attributes:
-        owner: its incarnation.
-        report: its report; None if the report has expired.
-        ahead_s: seconds by which its clock is ahead of Redis' clock, with an error of 1 s.
-    """
-
-    owner: str
-    report: WorkerReport | None
-    age_s: float
-    ahead_s: float
-
-    @property
-    def node(self) -> str:
-        """Return its Celery node name, else its incarnation."""
-        return self.report.node if self.report is not None and self.report.node else self.owner
-
-    @property
-    def here(self) -> bool:
-        """Return whether it runs on this host."""
-        return self.node.endswith(f"@{socket.gethostname()}")
 
 
 def read_once(read: Callable[[Deployment], T]) -> Callable[[Deployment], T]:
@@ -277,12 +250,12 @@ class Deployment:
         return seen
 
     @property
-    def alive(self) -> list[tuple[WorkerSeen, WorkerReport]]:
+    def alive(self) -> Alive:
         """Return the workers whose report has not expired."""
-        return [(seen, seen.report) for seen in self.workers if seen.report is not None]
+        return alive(self.workers)
 
     @property
-    def alive_if_known(self) -> list[tuple[WorkerSeen, WorkerReport]]:
+    def alive_if_known(self) -> Alive:
         """Return `alive`; empty if Redis does not answer."""
         return self.alive if self.has_redis else []
 

@@ -10,10 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment, read_once
-from headrace.cli.shared.output import count
 from headrace.server.gpus import parse_listing, visible_gpus
+from headrace.text import count, named
 
 _SMI_S: Final = 20
 _TORCH_S: Final = 120

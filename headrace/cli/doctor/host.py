@@ -17,19 +17,18 @@ from typing import Final
 from packaging.requirements import InvalidRequirement, Requirement
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.output import error_line
 from headrace.errors import HeadraceError
 from headrace.payloads.index import PayloadIndex
 from headrace.payloads.s3_client import Bucket, s3_client
+from headrace.queue import findings
 from headrace.redis import keys
-from headrace.text import size
+from headrace.text import named, size
 
 #: Share of a limit from which memory is nearly full.
 FULL: Final = 0.85
-DISK_LOW: Final = 0.1
-DISK_OUT: Final = 0.02
 OLDEST_PYTHON: Final = (3, 11)
 #: An API process needs a socket per connection, a worker several per model process.
 OPEN_FILES: Final = 1024
@@ -110,13 +109,7 @@ def state_dir(deployment: Deployment) -> CheckResult:
 def disks(deployment: Deployment) -> Iterator[CheckResult]:
     """`disks`: the disks of this host and of the workers' hosts have free space."""
     yield free_space(deployment.state_dir, "the state directory")
-    reports = [report.figures.host for _, report in deployment.alive_if_known]
-    for host in {one.name: one for one in reports if one is not None}.values():
-        share = host.disk_available_bytes / host.disk_bytes if host.disk_bytes else 1.0
-        text = f"{size(host.disk_available_bytes)} free on {host.name}"
-        if share < DISK_LOW:
-            kind = fail if share < DISK_OUT else warn
-            yield kind(text, "free disk space: see docs/operations.md")
+    yield from results_of(findings.of_disks(deployment.alive_if_known))
 
 
 def free_space(folder: Path, what: str) -> CheckResult:
@@ -130,9 +123,9 @@ def free_space(folder: Path, what: str) -> CheckResult:
     share = usage.free / usage.total if usage.total else 0.0
     text = f"{size(usage.free)} of {size(usage.total)} free in {folder} for {what}"
     hint = "free disk space, or use a larger disk"
-    if share < DISK_OUT:
+    if share < findings.DISK_OUT:
         return fail(text, hint)
-    if share < DISK_LOW:
+    if share < findings.DISK_LOW:
         return warn(text, hint)
     return ok(text)
 

@@ -9,19 +9,13 @@ from typing import Final
 import msgspec
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.check import CheckResult, ok, results_of, skip, warn
 from headrace.cli.doctor.deployment import Deployment
-from headrace.cli.doctor.workers import READY_STATES
-from headrace.cli.shared.output import count
-from headrace.config.model.catalog import ModelConfig
+from headrace.observability import series
+from headrace.queue import findings
 from headrace.redis import keys
-from headrace.text import duration
+from headrace.text import count, duration, named
 
-OLD_S: Final = 300.0
-#: Jobs of batch priority wait while online jobs take all capacity.
-OLD_OFFLINE_S: Final = 86_400.0
-NEARLY_FULL: Final = 0.9
-TASKS_MANY: Final = 1000
 #: Maximum number of keys that are scanned for queues without a model.
 SCANNED_MAX: Final = 50_000
 #: The beginnings of keys that may have a queue's name in them and are no lists of a client.
@@ -32,90 +26,51 @@ _STEP: Final = re.compile(r"(.+?)[^\w.-]+(\d)", re.DOTALL)
 
 def queues(deployment: Deployment) -> Iterator[CheckResult]:
     """`queues`: workers serve every queue that has waiting jobs."""
-    ready = {
-        name
-        for _, report in deployment.alive
-        for name, state in report.models.items()
-        if state.ready or state.state in READY_STATES
-    }
-    # The check `models` has those that cannot be loaded.
-    ready |= {
-        label.partition(keys.VERSION_SEPARATOR)[0]
-        for _, report in deployment.alive
-        for label in report.unloaded
-    }
-    paused = deployment.redis.smembers(keys.PAUSED)
-    for model in deployment.catalog.served:
-        waiting = deployment.depths[model.name].total
-        if waiting and model.queue.encode() in paused:
-            yield warn(
-                f"{model.name} is paused with {count(waiting, 'job')}",
-                f"headrace queues resume {model.name}",
-            )
-        elif waiting and model.name not in ready:
-            yield fail(
-                f"{model.name} has {count(waiting, 'job')} and no ready process",
-                "see `models` and `workers`; a worker serves the models of its models file",
-            )
-        yield from _versions_without_worker(deployment, model)
+    paused = {raw.decode() for raw in deployment.redis.smembers(keys.PAUSED)}
+    yield from results_of(
+        findings.of_queues(
+            deployment.catalog.served,
+            deployment.alive,
+            deployment.depths,
+            deployment.version_depths,
+            paused,
+        )
+    )
     moving = sum(depth.total for depth in deployment.depths.values())
     yield ok(f"{moving:,} jobs wait, and workers serve all of them")
 
 
-def _versions_without_worker(deployment: Deployment, model: ModelConfig) -> Iterator[CheckResult]:
-    """Yield a failure for each version that jobs wait for and no worker serves."""
-    serving = {
-        report.models[model.name].version
-        for _, report in deployment.alive
-        if model.name in report.models
-    }
-    unloaded = {label for _, report in deployment.alive for label in report.unloaded}
-    for version, depth in deployment.version_depths.get(model.name, {}).items():
-        label = f"{model.name}{keys.VERSION_SEPARATOR}{version}"
-        if depth.total and version not in serving and label not in unloaded:
-            yield fail(
-                f"{count(depth.total, 'job')} waiting for version {version} of {model.name}, "
-                "which no worker serves",
-                f"start a worker whose models file has it, or headrace queues purge "
-                f"{model.name}{keys.VERSION_SEPARATOR}{version}",
-            )
-
-
 def backlog(deployment: Deployment) -> Iterator[CheckResult]:
     """`backlog`: jobs do not wait long, and the queues have room."""
-    for model in deployment.catalog.served:
-        depth = deployment.depths[model.name]
-        if depth.total >= NEARLY_FULL * model.max_queue_depth:
-            yield warn(
-                f"{model.name} has {depth.total:,} jobs of {model.max_queue_depth:,}",
-                "a full queue refuses jobs with 429: add workers, or raise max_queue_depth",
-            )
-        most_tokens = model.max_queued_tokens
-        if most_tokens is not None and depth.tokens >= NEARLY_FULL * most_tokens:
-            yield warn(
-                f"{model.name} has {depth.tokens:,} tokens of {most_tokens:,}",
-                "a full queue refuses jobs with 429: add workers, or raise max_queued_tokens",
-            )
-        for step, age_s in depth.oldest_ages_s.items():
-            if age_s > (OLD_OFFLINE_S if step == keys.OFFLINE_STEP else OLD_S):
-                yield warn(
-                    f"the oldest job of {model.name} (priority {step}) "
-                    f"has waited for {duration(age_s)}",
-                    "add workers, or see docs/operations.md (HeadraceOldestJobTooOld)",
-                )
+    yield from results_of(findings.of_backlog(deployment.catalog.served, deployment.depths))
     oldest = max((depth.oldest_age_s or 0.0 for depth in deployment.depths.values()), default=0.0)
     yield ok(f"the oldest job has waited for {duration(oldest)}")
 
 
-def dead_letters(deployment: Deployment) -> CheckResult:
-    """`dead-letters`: there are no dead letters."""
-    dead = [f"{name} {depth.dead:,}" for name, depth in deployment.depths.items() if depth.dead]
-    if dead:
-        return warn(
-            f"dead letters: {named(dead)}",
-            "headrace dead list MODEL shows the reasons; then headrace dead requeue or purge",
+def failures(deployment: Deployment) -> Iterator[CheckResult]:
+    """`failures`: no larger share of the jobs fails than before."""
+    end = int(deployment.redis.time()[0]) // series.MINUTE.step_s
+    first = end - series.MINUTES
+    minutes = {
+        model.name: series.buckets(
+            [
+                deployment.redis.execute_command(*read)
+                for read in series.reads(model.name, series.MINUTE, first, end)
+            ],
+            first,
+            end,
         )
-    return ok("none")
+        for model in deployment.catalog.served
+    }
+    yield from results_of(findings.of_failures(minutes))
+    failed = sum(bucket.failed or 0 for buckets in minutes.values() for bucket in buckets)
+    yield ok(f"{count(failed, 'job')} failed in the last hour")
+
+
+def dead_letters(deployment: Deployment) -> Iterator[CheckResult]:
+    """`dead-letters`: there are no dead letters."""
+    yield from results_of(findings.of_dead_letters(deployment.depths))
+    yield ok("none")
 
 
 def unknown_queues(deployment: Deployment) -> Iterator[CheckResult]:
@@ -189,7 +144,7 @@ class _Alive(msgspec.Struct):
     node: str = ""
 
 
-def background_tasks(deployment: Deployment) -> CheckResult:
+def background_tasks(deployment: Deployment) -> Iterator[CheckResult]:
     """`background`: background workers run background tasks, webhooks and pipelines."""
     client = deployment.redis
     waiting = int(client.llen(keys.BACKGROUND_TASKS)) + int(client.zcard(keys.WAITING_TASKS))
@@ -197,22 +152,9 @@ def background_tasks(deployment: Deployment) -> CheckResult:
     owners = sorted(client.smembers(keys.BACKGROUND_WORKERS))
     records = [client.get(keys.background_alive(raw.decode())) for raw in owners]
     alive = [msgspec.json.decode(raw, type=_Alive).node for raw in records if raw is not None]
-    pipelines = bool(deployment.catalog.pipelines)
-    needed = waiting + hooks > 0 or (pipelines and deployment.anything_runs)
-    if not alive and needed:
-        reason = "the models file has pipelines"
-        if waiting:
-            reason = f"{count(waiting, 'background task')} waiting"
-        return fail(f"{reason}, but no background worker runs", "start one: headrace background")
-    if not alive:
-        return skip("no background worker runs, and none is needed")
-    if hooks > TASKS_MANY:
-        return warn(
-            f"{hooks:,} webhooks wait for a retry",
-            "their receivers are down or slow: see the log of the background worker",
-        )
-    if waiting > TASKS_MANY:
-        return warn(
-            f"{waiting:,} background tasks wait", "start more: headrace background, on any host"
-        )
-    return ok(f"{named(alive)}; {waiting:,} tasks and {count(hooks, 'webhook')} wait")
+    pipelines = bool(deployment.catalog.pipelines) and deployment.anything_runs
+    yield from results_of(findings.of_background(len(alive), waiting, hooks, pipelines=pipelines))
+    if alive:
+        yield ok(f"{named(alive)}; {waiting:,} tasks and {count(hooks, 'webhook')} wait")
+    else:
+        yield skip("no background worker runs, and none is needed")

@@ -8,13 +8,12 @@ from typing import Final
 
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, skip, warn
 from headrace.cli.doctor.deployment import CheckSkipped, Deployment
-from headrace.cli.doctor.host import FULL, free_space
-from headrace.text import size
+from headrace.cli.doctor.host import free_space
+from headrace.queue import findings
+from headrace.text import named, size
 
-#: Share of the host's memory: a fork may copy the pages that are written meanwhile.
-OF_HOST: Final = 0.6
 FORK_MS: Final = 500.0
 SAMPLE: Final = 1000
 #: Prefixes of keys that always have a TTL.
@@ -59,17 +58,7 @@ def persistence(deployment: Deployment) -> CheckResult:
 
 def last_writes(deployment: Deployment) -> Iterator[CheckResult]:
     """`redis-writes`: the last writes to disk succeeded."""
-    for field, what in (
-        ("aof_last_write_status", "write to the append-only file"),
-        ("aof_last_bgrewrite_status", "rewrite of the append-only file"),
-        ("rdb_last_bgsave_status", "snapshot"),
-    ):
-        if str(deployment.info.get(field, "ok")) != "ok":
-            yield fail(
-                f"the last {what} failed",
-                "free disk space, or correct its permissions; its log shows the reason. "
-                "It may refuse jobs until then",
-            )
+    yield from results_of(findings.of_redis(deployment.info), "redis-writes")
     yield ok("the last writes to disk succeeded")
 
 
@@ -92,21 +81,7 @@ def memory(deployment: Deployment) -> Iterator[CheckResult]:
     info = deployment.info
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     host = int(info.get("total_system_memory", 0))
-    more = "raise maxmemory, shorten result_ttl, or store payloads elsewhere (payload_store)"
-    if limit and used >= limit:
-        yield fail(f"full: {size(used)} of maxmemory {size(limit)}; it takes no new jobs", more)
-    elif limit and used > FULL * limit:
-        yield warn(f"{size(used)} of maxmemory {size(limit)} are used", more)
-    if host and max(limit, used) > host:
-        yield warn(
-            f"maxmemory {size(limit)} is more than the host's {size(host)}",
-            "lower maxmemory: the kernel would kill Redis before it is full",
-        )
-    elif host and used > OF_HOST * host:
-        yield warn(
-            f"{size(used)} of the host's {size(host)} are used; a fork may need as much again",
-            "use a larger host, or store payloads elsewhere (payload_store)",
-        )
+    yield from results_of(findings.of_redis(info), "redis-memory")
     bound = f"maxmemory {size(limit)}" if limit else f"{size(host)} of the host, no maxmemory"
     yield ok(f"{size(used)} used, {bound}")
 

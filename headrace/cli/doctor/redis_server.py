@@ -20,7 +20,7 @@ from redis.exceptions import (
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.sentinel import MasterNotFoundError
 
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, warn
+from headrace.cli.doctor.check import CheckResult, fail, ok, warn
 from headrace.cli.doctor.deployment import TIMEOUT_S, CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.output import error_line
@@ -29,6 +29,7 @@ from headrace.redis import keys
 from headrace.redis.compatibility import OLDEST_VERSION
 from headrace.redis.connection import redact_url
 from headrace.redis.scripts import script
+from headrace.text import named
 
 _START: Final = "start it, or correct HEADRACE_REDIS_URL"
 _NO_TLS: Final = "it does not use TLS on this port: write redis:// instead of rediss://"

@@ -16,61 +16,45 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from headrace._version import __version__
-from headrace.cli.doctor.check import CheckResult, fail, named, ok, skip, warn
-from headrace.cli.doctor.deployment import CheckSkipped, Deployment, WorkerSeen
+from headrace.cli.doctor.check import CheckResult, fail, ok, results_of, skip, warn
+from headrace.cli.doctor.deployment import CheckSkipped, Deployment
 from headrace.cli.shared.exit_codes import ExitCode
-from headrace.cli.shared.output import count, error_line
+from headrace.cli.shared.output import error_line
 from headrace.config.environment import ENV_URL
-from headrace.config.model.capacity import Host, needs_of, why_no_worker
-from headrace.errors import ConfigError, last_line
+from headrace.errors import ConfigError
 from headrace.observability.worker_report import (
     DeviceFigures,
     ModelState,
     WorkerReport,
     running_versions,
 )
+from headrace.queue import findings
+from headrace.queue.findings import WorkerSeen
 from headrace.redis.clock import US_PER_S
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.server import components
 from headrace.server.ports import http_get, http_url
 from headrace.server.supervisor.proc import start_time_ticks
+from headrace.text import count, named
 
-#: Maximum age of a worker's report; workers report every second.
-SILENT_S: Final = 6.0
-SKEW_S: Final = 2.0
-#: From here, times that clients set by their own clock (eta, expires of Celery) are far off.
-SKEW_BAD_S: Final = 30.0
 PING_S: Final = 10
-#: States in which a model has processes that serve.
-READY_STATES: Final = ("ready", "draining")
 _API_TIMEOUT_S: Final = 5.0
-_OFF: Final = "expires and eta of Celery clients, and times of webhooks, are wrong by as much"
-_NTP: Final = "synchronise the clocks with chrony or systemd-timesyncd"
 
 
 def workers(deployment: Deployment) -> Iterator[CheckResult]:
     """`workers`: there are workers, and each has reported recently."""
-    if not deployment.workers:
-        if deployment.anything_runs:
-            yield fail("none runs, so no job can run", "start one: headrace worker")
-        else:
-            yield skip("nothing runs here yet", "start headrace up, or headrace worker")
-        return
-    for seen in deployment.workers:
-        report = seen.report
-        if report is None or (seen.here and start_time_ticks(report.pid) is None):
-            yield fail(
-                f"{seen.node} was killed, or no longer reports",
-                "start it again; its supervisor's log shows why it ended. If it still runs, it "
-                "hangs or cannot reach Redis. Other workers run its jobs once their leases expire",
-            )
-        elif seen.age_s > SILENT_S:
-            yield warn(
-                f"{seen.node} has not reported for {seen.age_s:.0f} s",
-                "it hangs, or its host has no free CPU: see its log",
-            )
-    nodes = sorted(_with_labels(seen) for seen in deployment.workers)
-    yield ok(f"{len(nodes)}: {named(nodes)}")
+    found, needed = deployment.workers, deployment.anything_runs
+    dead = {
+        seen.owner
+        for seen, report in deployment.alive
+        if seen.here and start_time_ticks(report.pid) is None
+    }
+    yield from results_of(findings.of_workers(found, needed=needed, dead=dead))
+    if found:
+        nodes = sorted(_with_labels(seen) for seen in found)
+        yield ok(f"{len(nodes)}: {named(nodes)}")
+    else:
+        yield skip("nothing runs here yet", "start headrace up, or headrace worker")
 
 
 def _with_labels(seen: WorkerSeen) -> str:
@@ -82,85 +66,15 @@ def served_models(deployment: Deployment) -> Iterator[CheckResult]:
     """`models`: every model is loaded on all its processes."""
     if not deployment.alive:
         raise CheckSkipped("no worker runs")
-    served, unloaded = set(), set()
-    for seen, report in deployment.alive:
-        unloaded |= {label.partition(VERSION_SEPARATOR)[0] for label in report.unloaded}
-        yield from _not_loadable(seen, report)
-        for name, state in report.models.items():
-            served.add(name)
-            where = f"{name} on {seen.node}"
-            # Between two tries it loads again, and still has the error of the last one.
-            retried = state.state in ("loading", "warming") and state.error
-            if state.state == "failed" or retried:
-                yield fail(
-                    f"{where} could not be loaded: {_reason(state.error)}",
-                    f"headrace models {name} shows the traceback; it is retried every minute",
-                )
-            elif state.state == "restarting":
-                yield fail(
-                    f"{where}: its processes crash too often: {state.error[:160]}",
-                    "the worker's log shows why they crashed",
-                )
-            elif state.state in READY_STATES and state.ready < state.replicas:
-                yield warn(
-                    f"{where} has {state.ready} of {state.replicas} processes",
-                    "the others may still be loading; if not, see the worker's log",
-                )
-    # A pipeline needs no worker; the check `background` covers it.
-    yield from _shared_replicas(deployment)
-    yield from _unserved(deployment, set(deployment.catalog.models) - served - unloaded)
+    yield from results_of(findings.of_models(deployment.catalog, deployment.alive))
+    served = {name for _, report in deployment.alive for name in report.models}
+    unloaded = {
+        label.partition(VERSION_SEPARATOR)[0]
+        for _, report in deployment.alive
+        for label in report.unloaded
+    }
     more = f"; {len(unloaded - served)} load on demand" if unloaded - served else ""
     yield ok(f"{len(served)} served: {named(sorted(served))}{more}")
-
-
-def _not_loadable(seen: WorkerSeen, report: WorkerReport) -> Iterator[CheckResult]:
-    """Yield the models that a worker cannot load on demand."""
-    for label, problem in report.unloaded.items():
-        if problem:
-            yield fail(
-                f"{label} cannot be loaded on {seen.node}: {_reason(problem)}",
-                "headrace models MODEL shows the whole error; jobs of the model wait",
-            )
-
-
-def _unserved(deployment: Deployment, names: set[str]) -> Iterator[CheckResult]:
-    """Yield the models of the models file that no worker has."""
-    missing = sorted(names)
-    hosts = {seen.node: Host(report.labels, report.capacity) for seen, report in deployment.alive}
-    for name in list(missing):
-        if why := why_no_worker(needs_of(deployment.catalog.models[name]), hosts):
-            missing.remove(name)
-            yield warn(
-                f"no worker serves {name}: {why.removeprefix('no worker fits: ')}",
-                "start a worker that fits (HEADRACE_WORKER_LABELS, a GPU, more memory), or change "
-                "`labels`, `device`, `device_ids` or `memory_mb` of the model",
-            )
-    if missing:
-        yield warn(
-            f"no worker serves {named(missing)}",
-            "give the workers the same models file as the API, and restart them",
-        )
-
-
-def _reason(error: str) -> str:
-    return (last_line(error) or "unknown reason")[:160]
-
-
-def _shared_replicas(deployment: Deployment) -> Iterator[CheckResult]:
-    """Yield the models whose workers have other than the `total_replicas` that they share."""
-    found: dict[tuple[str, str], list[ModelState]] = {}
-    for _, report in deployment.alive:
-        for name, state in report.models.items():
-            if state.total_replicas is not None:
-                found.setdefault((name, state.version), []).append(state)
-    for (name, version), states in sorted(found.items()):
-        has, total = sum(state.replicas for state in states), states[0].total_replicas
-        if has != total:
-            yield warn(
-                f"{name} {version} has {has} of {total} replicas in {len(states)} workers",
-                "this passes within seconds, or lease_ttl after a host was lost; if not, see the "
-                "logs of the workers",
-            )
 
 
 def model_versions(deployment: Deployment) -> Iterator[CheckResult]:
@@ -255,12 +169,8 @@ def clocks(deployment: Deployment) -> Iterator[CheckResult]:
         _, _, ahead_s = _get_api(deployment, "/live")
         if ahead_s is not None:
             offsets["the API"] = ahead_s + clock_skew_s(deployment)
-    for name, offset_s in offsets.items():
-        if abs(offset_s) >= SKEW_S:
-            kind = fail if abs(offset_s) >= SKEW_BAD_S else warn
-            side = "ahead of" if offset_s > 0 else "behind"
-            yield kind(f"{name} is {abs(offset_s):.0f} s {side} Redis: {_OFF}", _NTP)
-    yield ok(f"{named(list(offsets))}: within {SKEW_S:g} s of Redis")
+    yield from results_of(findings.of_clocks(offsets))
+    yield ok(f"{named(list(offsets))}: within {findings.SKEW_S:g} s of Redis")
 
 
 def clock_skew_s(deployment: Deployment) -> float:

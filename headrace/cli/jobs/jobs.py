@@ -1,4 +1,4 @@
-"""`headrace jobs`, `headrace watch`, `headrace cancel` and `headrace retry`."""
+"""`headrace jobs`, `watch`, `cancel`, `retry` and `discard`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.inputs import given_ids
 from headrace.cli.shared.options import argument, client_of, option, parsed_seconds
-from headrace.text import ago, milliseconds
+from headrace.text import ago, count, milliseconds
 
 if TYPE_CHECKING:
     from headrace import Client
@@ -30,6 +30,8 @@ BY_ERROR: Final = "error"
 _SEARCHED: Final = ("model", "since", "error", "group")
 _FAILURE_COLUMNS: Final = (">COUNT", "MODEL", "ERROR", "WHERE", "FIRST", "LAST", "GROUP", "MESSAGE")
 MESSAGE_MAX_CHARS: Final = 100
+#: The most groups that the API lists.
+GROUPS_MAX: Final = 1000
 _LEFT_REASONS: Final = {
     "gone": "deleted or retried meanwhile",
     "alive": "not retried: its message is still in a list",
@@ -70,6 +72,32 @@ def retry(
                 output.message(f"{job_id}: {_LEFT_REASONS.get(reason, reason)}")
                 code = ExitCode.FAILED
     raise typer.Exit(code)
+
+
+def discard(
+    groups: list[str] = argument(
+        "GROUP", "Names of groups, from `headrace jobs --group error`.", ...
+    ),
+    yes: options.Yes = False,
+    as_json: options.Json = False,
+    url: options.Url = None,
+) -> None:
+    """Let all failures of a group go, with their dead letters; the jobs stay failed."""
+    with client_of(url) as client:
+        known = {one.group: one for one in client.failures(limit=GROUPS_MAX)}
+        for name in groups:
+            if name not in known:
+                raise errors.InvalidRequest(
+                    f"there is no group of failures {name[:64]!r}",
+                    hint="`headrace jobs --group error` lists the groups",
+                )
+        found = [known[name] for name in dict.fromkeys(groups)]
+        jobs = sum(group.count for group in found)
+        output.confirm(lambda: f"discard {count(jobs, 'failure')}?", yes=yes)
+        for group in found:
+            gone = client.discard_failures(group)
+            value = {"group": group.group, "discarded": gone}
+            output.item(value, f"{group.group}  {gone:,} discarded", as_json=as_json)
 
 
 def _failure_row(group: FailuresOfGroup) -> tuple[str, ...]:

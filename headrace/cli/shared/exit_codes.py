@@ -24,7 +24,13 @@ class ExitCode(IntEnum):
 #: The first match counts.
 _BY_CLASS: Final = (
     (
-        (errors.JobNotFound, errors.LetterNotFound, errors.ProfileNotFound, errors.RunNotFound),
+        (
+            errors.JobNotFound,
+            errors.LetterNotFound,
+            errors.ProfileNotFound,
+            errors.RunNotFound,
+            errors.WorkerNotFound,
+        ),
         ExitCode.UNKNOWN_ID,
     ),
     ((errors.ConfigError, errors.RequestError), ExitCode.USAGE),

@@ -14,6 +14,7 @@ import typer
 
 from headrace import errors
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.text import count
 from headrace.text import printable as escaped
 
 if TYPE_CHECKING:
@@ -211,11 +212,6 @@ def result_line(result: object, value: object) -> str:
         kind = result.get("content_type") if isinstance(result, dict) else None
         return f"{kind or 'application/octet-stream'}, {len(value):,} bytes"
     return json_text(value)
-
-
-def count(number: int, noun: str) -> str:
-    """Return a count with its noun: `1 job`, `2,000 jobs`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def confirm(question: Callable[[], str], *, yes: bool) -> None:

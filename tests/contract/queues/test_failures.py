@@ -219,6 +219,29 @@ def test_a_dead_letter_is_retried_once_from_either_side(failing: Queue) -> None:
         assert failing.settle(failing.claim_one()) == [1]
 
 
+def test_what_is_discarded_is_a_failed_job_without_a_message(failing: Queue) -> None:
+    kept, dead, other, gone = (failing.submit_one(ttl_s=DAY_S) for _ in range(4))
+    first, second, third, fourth = failing.claim(4).jobs
+    fail(failing, first)
+    fail(failing, second, retry_us="dead")
+    for leased in (third, fourth):
+        fail(failing, leased, error(where="words.py:8"))
+    entries = [entry(failing, one) for one in (kept, dead, gone)]
+    failing.client.delete(keys.job(gone))
+    discard = ("queues/discard_failures", failing.keys, failing.name)
+    assert failing.call(*discard, *entries) == [1, 1, 1]
+    assert failing.call(*discard, *entries) == [0, 0, 0], "a repeat does nothing"
+    assert [one.rpartition(" ")[2] for one in failing.failures()] == [other]
+    assert failing.dead_letters() == {}
+    assert failing.retry(*entries) == ["gone"] * 3
+    for job_id in (kept, dead):
+        assert failing.record(job_id)["s"] == "f"
+        assert 0 < failing.kept_s(job_id) <= DAY_S
+        assert message(failing, job_id) is None
+    assert failing.retry(entry(failing, other)) == ["queued"]
+    failing.settle(failing.claim_one())
+
+
 def test_a_deleted_job_leaves_the_failures(failing: Queue) -> None:
     job_id = failed(failing)
     assert failing.call("records/delete", [], "", job_id) == [1]

@@ -139,7 +139,7 @@ def redis_server(
 PERMANENT_PREFIXES = (
     "hr:count:", "hr:token", "hr:workers", "hr:dead:", "hr:letter:", "hr:stats:", "hr:paused",
     "hr:payloads", "hr:key:", "hr:keys", "hr:background:owners", "hr:models", "hr:registry",
-    "_kombu.binding.", "headrace:control",
+    "hr:audit", "_kombu.binding.", "headrace:control",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from extensions.openai.redis import keys as batch_keys
 from headrace import __version__
 from headrace.cli.doctor import workers
 from headrace.cli.shared.exit_codes import ExitCode
+from headrace.observability import series
 from headrace.observability.worker_report import DeviceFigures, Figures, HostFigures
+from headrace.queue import findings
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
@@ -71,7 +74,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
 
 def test_a_worker_that_runs_is_found_so(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long this machine stands still.
-    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    monkeypatch.setattr(findings, "SILENT_S", 60.0)
     with site(worker.redis_url, worker.models) as whole:
         verdict(look(whole, "workers"), "ok", worker.node)
         verdict(look(whole, "worker-versions"), "ok", __version__)
@@ -212,11 +215,33 @@ def test_work_that_does_not_move(redis_db: RedisServer, models: Path) -> None:
         verdict(found("backlog", url, models), "warn", "3 jobs of 3", "429")
         verdict(found("dead-letters", url, models), "ok")
         plain.zadd(keys.dead("headrace.echo"), {"x": 1})
-        verdict(found("dead-letters", url, models), "warn", "echo 1", "headrace dead list")
+        verdict(found("dead-letters", url, models), "warn", "echo has 1 dead letter", "dead list")
         verdict(found("unknown-queues", url, models), "ok")
         plain.rpush(keys.step_key("headrace.gone", 9), "x")
         verdict(found("unknown-queues", url, models), "warn", "headrace.gone (1)")
         plain.delete(keys.step_key("headrace.gone", 9))
+
+
+@breaks("failures")
+@pytest.mark.leaves_keys
+def test_more_failures_than_before(redis_db: RedisServer, models: Path) -> None:
+    newest = int(time.time()) // series.MINUTE.step_s - 1
+    with redis_db.client() as client:
+
+        def minute(ago: int, succeeded: int, failed: int) -> None:
+            record = series.pack(newest - ago, series.Bucket(0, succeeded, failed))
+            place = series.place(series.MINUTE, newest - ago)
+            client.setrange(keys.series("echo"), place, record)
+
+        verdict(found("failures", redis_db.url, models), "ok", "0 jobs")
+        minute(30, 1000, 20)
+        minute(2, 80, 9)
+        verdict(found("failures", redis_db.url, models), "ok", "29 jobs")
+        minute(2, 50, 50)
+        verdict(found("failures", redis_db.url, models), "warn", "50% of the jobs of echo", "50")
+        # They failed as often before.
+        minute(30, 1000, 900)
+        verdict(found("failures", redis_db.url, models), "ok", "950 jobs")
 
 
 @pytest.mark.leaves_keys

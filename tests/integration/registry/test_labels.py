@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.doctor import workers
 from headrace.config.model.catalog import load_catalog
+from headrace.queue import findings
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import ApiServer, api_server
@@ -76,7 +76,7 @@ def test_labels_change_while_jobs_wait_and_none_is_lost(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However long this machine stands still.
-    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    monkeypatch.setattr(findings, "SILENT_S", 60.0)
     url = hosts.one.redis_url
     hosts.call("PATCH", "/special", options={"labels": ["gpu=h100"]})
     wait_until(lambda: "special" not in hosts.one.states(), "the worker has left the model")

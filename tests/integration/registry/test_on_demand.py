@@ -13,8 +13,8 @@ import pytest
 
 from api.components import model_status
 from api.routes import event_stream
-from headrace.cli.doctor import workers
 from headrace.config.model.catalog import load_catalog
+from headrace.queue import findings
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
@@ -65,7 +65,7 @@ def place(redis_db: RedisServer, tmp_path: Path) -> Iterator[Place]:
 
 def test_an_unloaded_model_is_no_fault(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     # However long this machine stands still.
-    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    monkeypatch.setattr(findings, "SILENT_S", 60.0)
     wait_until(lambda: place.state() == "unloaded", "it is reported")
     http = place.api.http
     assert http.get("/ready?models=all").status_code == 200
@@ -127,7 +127,7 @@ def test_options_change_between_both_kinds_while_it_is_loaded(place: Place) -> N
 def test_doctor_shows_why_one_cannot_be_loaded(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    monkeypatch.setattr(findings, "SILENT_S", 60.0)
     wait_until(lambda: place.state() == "unloaded", "it is reported")
     with site(place.worker.redis_url, place.models) as whole:
         for _, report in whole.alive:

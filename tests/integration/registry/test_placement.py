@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from headrace.cli.doctor import workers
 from headrace.config.model.catalog import load_catalog
+from headrace.queue import findings
 from headrace.registry.catalog import read_declared
 from tests.harness.clients.commands import Commands
 from tests.harness.clients.doctor import look, site, verdict
@@ -91,7 +91,7 @@ def test_a_model_that_fits_no_worker_is_left_out_with_the_reason(
     redis_db: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # However long this machine stands still.
-    monkeypatch.setattr(workers, "SILENT_S", 60.0)
+    monkeypatch.setattr(findings, "SILENT_S", 60.0)
     models = write_models(
         tmp_path,
         words={"handler": "echo", "replicas": "auto"},

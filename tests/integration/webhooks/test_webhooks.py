@@ -307,3 +307,23 @@ def test_a_job_without_webhooks_has_none_and_an_unknown_one_is_unknown(site: Hoo
     for path in (f"{JOBS}/none/webhooks", f"{JOBS}/a b/webhooks"):
         assert site.api.http.get(path).json()["type"] == "/problems/job-not-found"
     assert site.api.http.post(f"{JOBS}/none/webhooks/redeliver").status_code == 404
+
+
+def test_the_deliveries_of_all_jobs_begin_with_those_that_fail(site: HookSite) -> None:
+    good, bad = site.submit("/200"), site.submit("/once/500")
+    site.delivery(good, "delivered")
+    failing = site.delivery(bad, "pending")
+    with Client(site.api.url) as client:
+        listed = client.recent_webhooks(limit=1000)
+        jobs = [one.job for one in listed]
+        assert jobs.index(bad) < jobs.index(good)
+        (shown,) = [one for one in listed if one.job == bad]
+        assert (shown.id, shown.model, shown.state) == (failing["id"], "tricky", "pending")
+        assert shown.attempts[0].status == 500
+        assert "?" not in shown.url
+        assert bad not in [one.job for one in client.recent_webhooks(state="delivered")]
+        site.hasten(failing, bad)
+        site.delivery(bad, "delivered", 2)
+        newest = client.recent_webhooks(limit=1000)
+        assert [one.state for one in newest if one.job == bad] == ["delivered"]
+        assert len([one for one in newest if one.job in (good, bad)]) == 2

@@ -30,6 +30,12 @@ local function forget_failure(id)
   call('HDEL', keys.job .. id, 'fg')
 end
 
+-- Keeps the record of a job that has failed as long as a result, from its end.
+local function keep_as_result(id, failed_us, ttl)
+  local until_s = whole(math.floor((tonumber(failed_us) or NOW_US) / 1e6) + tonumber(ttl or keys.DEFAULT_TTL_S))
+  for _, prefix in ipairs({keys.job, keys.meta, keys.pieces}) do call('EXPIREAT', prefix .. id, until_s) end
+end
+
 -- Lets the oldest failures of a model go. From then on a record is kept as a result is.
 local function drop_oldest_failures(index)
   local over = math.min(call('ZCARD', index) - kept_most, KEPT_TRIM_MAX)
@@ -39,9 +45,8 @@ local function drop_oldest_failures(index)
     local id = string.match(old[i], '(%S+)$')
     local state, ttl = unpack(read(id, 's', 'l'))
     if state == 'f' then
-      local until_s = whole(math.floor(tonumber(old[i + 1]) / 1e6) + tonumber(ttl or keys.DEFAULT_TTL_S))
       call('HDEL', keys.job .. id, 'fg')
-      for _, prefix in ipairs({keys.job, keys.meta, keys.pieces}) do call('EXPIREAT', prefix .. id, until_s) end
+      keep_as_result(id, old[i + 1], ttl)
       call('UNLINK', keys.failed .. id)
     end
   end

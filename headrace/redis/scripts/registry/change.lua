@@ -18,6 +18,7 @@ if #changed == 0 then return {tonumber(call('HGET', keys.REGISTRY, 'generation')
 for _, i in ipairs(changed) do
   if ARGV[i + 2] == '' then
     call('HDEL', keys.MODELS, ARGV[i])
+    call('UNLINK', keys.series .. ARGV[i])
   else
     call('HSET', keys.MODELS, ARGV[i], ARGV[i + 2])
   end

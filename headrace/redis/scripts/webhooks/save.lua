@@ -2,7 +2,8 @@
 -- ARGV: 1 job, 2 delivery, 3 its old text ('': it is new), 4 its new text, 5 for how many seconds the job's deliveries are
 --       kept, 6 in how many us it is tried ('': never again), 7 the background task that tries it, 8 its body ('': as
 --       before, '-': not needed any more), 9 the counter that grows by one ('': none), 10 the background worker that begins
---       (+ before it) or ends (-) to send it ('': neither), then deliveries of the job to delete.
+--       (+ before it) or ends (-) to send it ('': neither), 11 the list of all jobs' deliveries that has it, and 12 the one
+--       that has not, then deliveries of the job to delete.
 -- A worker that begins without a heartbeat has died meanwhile: then the delivery is due at once.
 -- Returns {1}, or {0, its text by now}.
 local DUE, key, name = keys.DUE_DELIVERIES, keys.deliveries .. ARGV[1], ARGV[2]
@@ -31,10 +32,14 @@ if sign == '+' then
 elseif sign then
   try('SREM', keys.background_sending .. worker, member)
 end
-for i = 11, #ARGV do
+for i = 13, #ARGV do
   call('HDEL', key, ARGV[i], 'b:' .. ARGV[i], 'm:' .. ARGV[i])
   call('ZREM', DUE, ARGV[1] .. ' ' .. ARGV[i])
 end
 call('EXPIRE', key, ARGV[5])
+try('ZREM', ARGV[12], member)
+try('ZADD', ARGV[11], NOW, member)
+try('ZREMRANGEBYRANK', ARGV[11], 0, -1 - keys.DELIVERIES_LISTED)
+call('EXPIRE', ARGV[11], ARGV[5])
 if ARGV[9] ~= '' then try('HINCRBY', keys.SHARED_STATS, ARGV[9], 1) end
 return {1}

@@ -1,8 +1,8 @@
 -- Save the report that a worker sends each second. It passes at maxmemory too, or the worker would look dead. KEYS: none.
 -- ARGV: 1 owner, 2 how many values of fields follow, these, then per counter: key, field, and by how much it grows: a
 --       number, or the numbers of a histogram with spaces between.
--- Returns how many workers there are.
-local key, states = keys.worker .. ARGV[1], tonumber(ARGV[2])
+-- Returns how many workers there are, and 1 if this one shall drain.
+local key, states, drain = keys.worker .. ARGV[1], tonumber(ARGV[2]), keys.drain .. ARGV[1]
 call('HLEN', key); call('ZCARD', keys.WORKERS)
 call('ZREMRANGEBYSCORE', keys.WORKERS, 0, time[1] - keys.WORKER_TTL_S)
 call('HSET', key, unpack(ARGV, 3, 2 + states))
@@ -30,4 +30,4 @@ for i = 3 + states, #ARGV, 3 do
     try('HINCRBYFLOAT', key, field, by)
   end
 end
-return call('ZCARD', keys.WORKERS)
+return {call('ZCARD', keys.WORKERS), call('EXPIRE', drain, keys.DRAIN_TTL_S)}

@@ -335,3 +335,71 @@ def test_the_command_lists_and_retries(api: ApiServer, folder: Path, tmp_path: P
     done = headrace("retry", group["group"], "--url", api.url, cwd=tmp_path)
     assert "2 retried" in done.stdout
     assert {job["status"] for job in ended(api, *ids)} == {"succeeded"}
+
+
+def test_one_failed_job_shows_its_input_and_is_retried(api: ApiServer, folder: Path) -> None:
+    large = {"text": "x" * 5000}  # in the payload store: the limit in a message is 1,000 bytes
+    failed, stored, other = submit(api, {"order": 7}, large, {"customer_id": 1})
+    ended(api, failed, stored, other)
+    answer = api.http.get(f"{JOBS}/{failed}/input")
+    assert (answer.json(), answer.headers["content-type"]) == ({"order": 7}, "application/json")
+    assert api.http.get(f"{JOBS}/{stored}/input").json() == large
+    gone = api.http.get(f"{JOBS}/{other}/input")
+    assert (gone.status_code, gone.json()["type"]) == (410, "/problems/input-gone")
+    assert api.http.post(f"{JOBS}/{other}/retry").status_code == 409
+    (folder / "mended").touch()
+    assert api.http.post(f"{JOBS}/{failed}/retry").json() == {"retried": 1, "left": {}}
+    mended, unchanged = ended(api, failed, stored)
+    assert (mended["result"], unchanged["status"]) == ("mended", "failed")
+
+
+def test_the_input_of_bytes_has_its_content_type(api: ApiServer) -> None:
+    answer = api.http.post(
+        "/api/v1/models/orders/jobs", content=b"\x89PNG", headers={"content-type": "image/png"}
+    )
+    job_id = answer.json()["id"]
+    ended(api, job_id)
+    given = api.http.get(f"{JOBS}/{job_id}/input")
+    assert (given.content, given.headers["content-type"]) == (b"\x89PNG", "image/png")
+    assert "sandbox" in given.headers["content-security-policy"]
+
+
+def _entries(redis: Any) -> list[bytes]:
+    found: list[bytes] = redis.zrange(keys.failures("orders"), 0, -1)
+    return found
+
+
+def test_a_group_is_counted_over_time_and_discarded_only_as_it_was_seen(
+    api: ApiServer, server: RedisServer
+) -> None:
+    first, *others = submit(api, {}, {}, {"odd": 1, "zero": 0})
+    ended(api, first, *others)
+    with Client(api.url) as client, server.client() as redis:
+        entries = {raw.decode().rpartition(" ")[2]: raw for raw in _entries(redis)}
+        redis.zincrby(keys.failures("orders"), -7200 * 1e6, entries[first])
+        counted = {group.where: group for group in client.failures("orders", bucket_s=3600)}
+        assert len(counted[KEY_ERROR_AT].over_time) == 2
+        assert {where: sum(group.over_time.values()) for where, group in counted.items()} == {
+            KEY_ERROR_AT: 2, ZERO_AT: 1,
+        }  # fmt: skip
+        assert all(time.endswith(":00:00.000000+00:00") for time in counted[ZERO_AT].over_time)
+        assert client.failures("orders")[0].over_time == {}
+        assert api.http.get(FAILURES, params={"bucket_s": 59}).status_code == 400
+        seen = counted[KEY_ERROR_AT]
+        (late,) = submit(api, {})
+        ended(api, late)
+        path = f"{FAILURES}/{seen.group}"
+        for verb in ("discard", "retry"):
+            refused = api.http.post(f"{path}/{verb}", json={"count": 2})
+            assert refused.status_code == 409
+            assert "has 3 failures by now, and not 2" in refused.json()["detail"]
+        assert api.http.post(f"{path}/discard").status_code == 400, "a count is needed"
+        assert client.discard_failures(seen.group, 3) == 3
+        assert [group.where for group in client.failures("orders")] == [ZERO_AT]
+        assert client.status(late).status == "failed"
+        assert api.http.post(f"{path}/discard", json={"count": 0}).json() == {"discarded": 0}
+        left = client.failures("orders")[0]
+        assert client.discard_failures(left) == 1
+        assert client.failures("orders") == []
+        audited = [(entry.action, entry.detail) for entry in client.audit(limit=3)]
+        assert audited[0] == ("discard_failures", "1 failures discarded")

@@ -1,0 +1,74 @@
+"""Draws the console for the documentation: `python -m benchmarks.pictures.console [--into FOLDER]`.
+
+A deployment serves three models for two minutes; some of its jobs fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from headrace import Client
+from tests.extensions.console.harness.deployment import Console, console, opened
+from tests.harness.http.browser import browser
+from tests.harness.servers.up import ROOT
+
+IMAGES: Final = ROOT / "docs" / "images"
+WIDTH: Final = 1180
+#: The series have a value for each minute.
+LOAD_S: Final = 150
+DIGITS: Final = sorted((ROOT / "examples" / "digits").glob("*.png"))
+TEXTS: Final = ["good morning", "the queue is short", "thank you"] * 12 + ["raise: no such word"]
+
+
+def load(site: Console, stop: threading.Event) -> None:
+    """Send digits and texts at a varying rate; a text in forty fails."""
+    draw = random.Random(7)
+    with Client(site.url, api_key=site.keys["all"]) as client:
+        while not stop.is_set():
+            client.submit("digits", draw.choice(DIGITS))
+            client.submit("shown", {"text": draw.choice(TEXTS)}, metadata={"customer": "42"})
+            stop.wait(draw.expovariate(6))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--into", type=Path, default=IMAGES)
+    into = parser.parse_args().into
+    models: dict[str, dict[str, Any]] = {
+        "digits": {"handler": "digits"},
+        "archive": {"handler": "echo", "labels": ["gpu=large"]},
+    }
+    # No worker has the label of `archive`, so not all models are waited for.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        browser() as chromium,
+        console(Path(folder), models, wait_for=("digits", "shown")) as site,
+    ):
+        stop = threading.Event()
+        thread = threading.Thread(target=load, args=(site, stop))
+        thread.start()
+        stop.wait(LOAD_S)
+        failed = site.submit("raise: no such word", metadata={"customer": "42", "source": "web"})
+        site.ended(failed)
+        for name, address in (("overview", "/"), ("job", f"/jobs/{failed}")):
+            with opened(chromium, site, address, width=WIDTH) as watched:
+                watched.page.locator(".panel").first.wait_for()
+                watched.page.wait_for_load_state("networkidle")
+                path = into / f"console-{name}.png"
+                watched.page.set_viewport_size({"width": WIDTH, "height": 760})
+                watched.page.screenshot(path=path)
+                with Image.open(path) as picture:
+                    picture.convert("RGB").save(path, optimize=True)
+        stop.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+/**
+ * The client of the API: requests with the key of this tab, problems as errors, pieces of a stream
+ * as they come. It also knows whether the connection is lost, and what the key may do.
+ */
+
+/** The root of the API; the console may be behind a proxy that adds a prefix. */
+const ROOT = new URL('.', location.href);
+const KEY = 'headrace.key';
+/** An answer that takes longer counts as a lost connection. */
+const PATIENCE_MS = 20_000;
+
+/**
+ * A value that pages can watch.
+ * @template T
+ * @param {T} first
+ */
+export function store(first) {
+  let value = first;
+  /** @type {Set<() => void>} */
+  const watchers = new Set();
+  return {
+    get: () => value,
+    /** @param {T} next */
+    set(next) {
+      value = next;
+      for (const tell of watchers) tell();
+    },
+    /** @param {() => void} tell */
+    watch(tell) {
+      watchers.add(tell);
+      return () => void watchers.delete(tell);
+    },
+  };
+}
+
+/** When the last answer came before the connection was lost; 0 while there is one. */
+export const lostSince = store(0);
+let answeredAt = Date.now();
+
+/**
+ * Who uses this tab. Without `scopes` the key is not known yet; `needed` asks for one, and says why.
+ * @typedef {{ scopes?: string[], name?: string, id?: string, needed?: string }} Session
+ */
+export const session = store(/** @type {Session} */ ({}));
+
+/** What the API refuses, as it explains it (RFC 9457). */
+export class Problem extends Error {
+  /**
+   * @param {number} status
+   * @param {{ type?: string, title?: string, detail?: string, remedy?: string }} body
+   */
+  constructor(status, body) {
+    super(body.detail ?? body.title ?? `the API answered ${status}`);
+    this.status = status;
+    this.code = (body.type ?? '').split('/').pop() ?? '';
+    this.remedy = body.remedy ?? '';
+  }
+}
+
+/** No answer came. */
+export class Lost extends Error {}
+
+/** @param {string} scope */
+export const can = (scope) => session.get().scopes?.includes(scope) ?? false;
+export const key = () => sessionStorage.getItem(KEY) ?? '';
+
+/**
+ * The absolute address of a path of the API, with a query whose empty members are left out.
+ * @param {string} path
+ * @param {Record<string, string | number | undefined | null>} [query]
+ */
+export function address(path, query = {}) {
+  const url = new URL(path.replace(/^\//, ''), ROOT);
+  for (const [name, value] of Object.entries(query)) {
+    if (value !== undefined && value !== null && value !== '') url.searchParams.set(name, `${value}`);
+  }
+  return url;
+}
+
+/** @typedef {{ query?: Record<string, any>, json?: unknown, body?: BodyInit, headers?: Record<string, string>, signal?: AbortSignal, patient?: boolean }} Options */
+
+/**
+ * Send a request; throw a Problem for a refusal, and Lost without an answer.
+ * @param {string} method
+ * @param {string} path
+ * @param {Options} [options]
+ */
+export async function request(method, path, options = {}) {
+  const headers = { ...options.headers };
+  if (key()) headers.authorization = `Bearer ${key()}`;
+  let body = options.body;
+  if (options.json !== undefined) {
+    body = JSON.stringify(options.json);
+    headers['content-type'] = 'application/json';
+  }
+  const limits = options.patient ? [] : [AbortSignal.timeout(PATIENCE_MS)];
+  const signal = AbortSignal.any([...limits, ...(options.signal ? [options.signal] : [])]);
+  let response;
+  try {
+    response = await fetch(address(path, options.query), { method, headers, body, signal });
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    if (!lostSince.get()) lostSince.set(answeredAt);
+    throw new Lost('the API does not answer');
+  }
+  answeredAt = Date.now();
+  if (lostSince.get()) lostSince.set(0);
+  if (response.ok || response.status === 304) return response;
+  const problem = new Problem(response.status, await explained(response));
+  if (response.status === 401) session.set({ needed: key() ? problem.message : '' });
+  throw problem;
+}
+
+/** @param {Response} response */
+async function explained(response) {
+  try {
+    const body = await response.json();
+    return typeof body.error === 'object' ? { detail: body.error.message } : body;
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * @param {string} path
+ * @param {Options} [options]
+ */
+export const get = async (path, options) => (await request('GET', path, options)).json();
+
+/**
+ * Send JSON, and return the JSON of the answer, or null if it has none.
+ * @param {string} method
+ * @param {string} path
+ * @param {unknown} [json]
+ * @param {Options} [options]
+ */
+export async function send(method, path, json, options) {
+  const text = await (await request(method, path, { ...options, json })).text();
+  return text ? JSON.parse(text) : null;
+}
+
+/**
+ * Yield the lines of an answer as they come.
+ * @param {Response} response
+ */
+export async function* lines(response) {
+  if (!response.body) return;
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = '';
+  for (;;) {
+    const { value, done } = await reader.read();
+    const parts = (rest + (value ?? '')).split('\n');
+    rest = done ? '' : (parts.pop() ?? '');
+    yield* parts.filter(Boolean);
+    if (done) return;
+  }
+}
+
+/**
+ * Begin with a key; "" forgets it. The session tells whether it is good.
+ * @param {string} [text]
+ */
+export async function enter(text) {
+  if (text !== undefined) sessionStorage.setItem(KEY, text.trim());
+  if (text === '') sessionStorage.removeItem(KEY);
+  try {
+    session.set(await get('/api/v1/keys/self'));
+  } catch (error) {
+    // An API of an earlier version, while it is replaced, cannot tell.
+    if (error instanceof Problem && error.status === 404) session.set({ scopes: ['submit', 'read', 'manage'] });
+  }
+}
+
+/**
+ * Follow the pieces of a job from its first one to its end, over lost connections.
+ * @param {string} id
+ * @param {(state: { pieces: any[], missing: boolean, job?: any }) => void} tell called with all that is known
+ * @param {AbortSignal} signal
+ */
+export async function follow(id, tell, signal) {
+  let place = '';
+  let state = { pieces: /** @type {any[]} */ ([]), missing: false, job: undefined };
+  while (!signal.aborted && !state.job) {
+    try {
+      const query = { format: 'ndjson', starting_after: place };
+      const path = `/api/v1/jobs/${encodeURIComponent(id)}/stream`;
+      const response = await request('GET', path, { query, signal, patient: true });
+      for await (const line of lines(response)) {
+        const event = JSON.parse(line);
+        place = event.id ?? place;
+        const pieces = event.restarted ? [] : [...state.pieces, ...(event.pieces ?? [])];
+        state = { pieces, missing: state.missing || 'missing' in event, job: event.job };
+        tell(state);
+      }
+    } catch (error) {
+      if (signal.aborted || error instanceof Problem) return;
+    }
+    if (!state.job) await new Promise((after) => setTimeout(after, 1000));
+  }
+}

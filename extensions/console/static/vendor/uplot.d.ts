@@ -1,0 +1,2 @@
+// The types of the package, for `make lint`; browsers do not read this file.
+export { default } from 'uplot';

@@ -1,0 +1,1 @@
+"""Its pages in a real browser, on a real deployment."""

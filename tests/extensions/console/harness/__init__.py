@@ -1,0 +1,1 @@
+"""A deployment with something to show, and the console in a browser."""

@@ -1,0 +1,1 @@
+"""Its files, without a server."""

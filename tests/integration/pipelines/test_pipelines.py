@@ -76,9 +76,12 @@ def test_a_stage_runs_at_its_own_priority(site: PipelineSite) -> None:
         job_id = site.submit("offline_end", {"pieces": 2, "size": 1}, priority=3)
         path = "/api/v1/queues"
         wait_until(
-            lambda: {q["name"]: q for q in site.api.http.get(path).json()["queues"]}[
-                "headrace.weigh"
-            ]["depth"]["9"] == 2,
+            lambda: (
+                {q["name"]: q for q in site.api.http.get(path).json()["queues"]}["headrace.weigh"][
+                    "depth"
+                ]["9"]
+                == 2
+            ),
             "the second stage waits at step 9",
         )
     finally:

@@ -119,7 +119,7 @@ CALL_JOBS_MIN: Final = 50
 PAGE_JOBS: Final = 100_000
 PAGE_S: Final = 0.15
 #: How many failures are read for one page at most, of those whose records decide.
-PAGE_FAILED: Final = 20_000
+PAGE_FAILED: Final = 4_000
 
 
 class JobPlace(NamedTuple):

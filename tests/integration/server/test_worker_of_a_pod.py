@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.jobs.job import State
+from headrace.redis import keys
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import RunningUp, headrace, started
 from tests.harness.wait import wait_until
@@ -111,6 +113,8 @@ def test_a_drain_finishes_what_runs_and_claims_nothing_more(
         assert client.job(first).state is State.SUCCEEDED
         assert client.job(last).state is State.QUEUED
         assert client.job(last).attempts == 0
+        entries: Any = client.redis.xrange(keys.AUDIT)
+        assert [b"drain_worker" in fields[b"e"] for _, fields in entries] == [True]
 
 
 def test_a_drain_stops_no_other_program(tmp_path: Path, redis_db: RedisServer) -> None:

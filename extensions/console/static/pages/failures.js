@@ -121,6 +121,7 @@ export default function Failures({ query }) {
     },
     {
       name: 'Model',
+      wide: true,
       by: (g) => g.model,
       cell: (g) => html`<a class="plain" href=${modelPath(g.model)}>${g.model}</a>`,
     },

@@ -172,7 +172,7 @@ export default function Runs({ query }) {
   const batchColumns = [
     {
       name: 'Batch',
-      cell: (b) => html`<a class="mono id" href=${to('/runs', { batch: b.id })} title=${b.id}>${b.id}</a>`,
+      cell: (b) => html`<a class="mono id" href=${to('/runs', { batch: b.id })} title=${b.id}>…${b.id.slice(-12)}</a>`,
     },
     { name: 'For', wide: true, cell: (b) => html`<${Text} text=${b.model ?? b.endpoint} max=${40} />` },
     { name: 'State', wide: true, cell: (b) => html`<${State} of=${b.status} />` },

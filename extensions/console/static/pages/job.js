@@ -235,7 +235,7 @@ export default function JobPage({ params }) {
       ${!ended && html`<${Pieces} id=${job.id} />`}
       <div class="columns">
         ${job.status === 'succeeded' && html`<${Panel} title="Result"><${Preview} path=${`${path}/result`} name="result" size=${job.result_size} /></${Panel}>`}
-        ${job.status !== 'succeeded' && html`<${Panel} title="Input"><${Preview} path=${`${path}/input`} name="input" /></${Panel}>`}
+        ${job.status === 'failed' && html`<${Panel} title="Input"><${Preview} path=${`${path}/input`} name="input" /></${Panel}>`}
         ${job.metadata && html`<${Panel} title="Metadata"><div class="body"><${Json} value=${job.metadata} /></div></${Panel}>`}
       </div>`}</${Loaded}>`;
 }

@@ -168,7 +168,8 @@ function Chat({ name }) {
   }
   const done = (/** @type {number} */ i) => (/** @type {string} */ content) =>
     setTurns((all) => all.map((turn, n) => (n === i ? { ...turn, content: content || NONE } : turn)));
-  const enter = (/** @type {KeyboardEvent} */ event) => event.key === 'Enter' && !event.shiftKey && say(event);
+  const enter = (/** @type {KeyboardEvent} */ event) =>
+    event.key === 'Enter' && !event.shiftKey && !event.isComposing && say(event);
   return html`<${Panel} title="Chat" side=${html`<label>At most <input type="number" min="1" max="100000" size="6" aria-label="Tokens" value=${most} onInput=${(/** @type {any} */ event) => setMost(event.target.value)} /> tokens</label>
       ${turns.length > 0 && html`<${Copy} text=${JSON.stringify(turns, null, 2)} /><button class="quiet" onClick=${() => setTurns([])}>Begin again</button>`}`}>
     ${

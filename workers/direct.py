@@ -205,7 +205,10 @@ class DirectModel:
         due = min([replica.due_at, *(batch.deadline for batch in replica.running)])
         frames = replica.frames
         assert frames is not None  # noqa: S101 - a process runs while this is called
-        if readable(frames.fileno(), min(WAIT_S, max(0.0, due - now))):
+        wait_s = min(WAIT_S, max(0.0, due - now))
+        if replica.stacks_requested:
+            time.sleep(wait_s)  # what it sends now does not count: the signal may have woken it
+        elif readable(frames.fileno(), wait_s):
             try:
                 received = frames.receive()
             except EOFError:

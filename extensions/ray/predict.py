@@ -54,11 +54,18 @@ def predict(
         ray_options: other options of Ray's actors.
 
     Raises:
-        ConfigError: the models file has mistakes or lacks the model, or Ray is not installed.
+        ConfigError: the models file has mistakes, the model is a pipeline, or Ray is missing.
+        ModelNotFound: the models file lacks the model.
     """
     file = str(Path(models_file).absolute()) if models_file is not None else None
     settings = _settings(file)
-    config = load_models(settings).get(model)
+    catalog = load_models(settings)
+    config = catalog.get(model)
+    if model in catalog.pipelines:
+        raise ConfigError(
+            f"{model} is a pipeline, and an actor runs one model",
+            hint="Use headrace.ray.submit, or predict once for each stage.",
+        )
     rows = batch_size or max(ROWS, BATCHES * config.max_batch_size)
     arguments = {
         "model": model, "models_file": str(settings.models_file.absolute()),

@@ -1,6 +1,6 @@
 """Ray Data: `predict` runs a model in actors, `submit` sends rows through the queue.
 
-The extension `ray` has both. docs/offline.md says when to use which.
+The extension `ray` has both. docs/offline.md compares them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class DirectOutcome(NamedTuple):
     """How an input has ended.
 
     Attributes:
-        result: JSON, as a job object has it; None if there is none.
+        result: JSON, as in a job object; None after an error.
         code: of the error; "" for a result.
         where: the line of the handler's own code that raised; "" if none did.
     """
@@ -247,7 +247,7 @@ class DirectModel:
                 self._take_report(frame, now)
 
     def _take_report(self, frame: object, now: float) -> None:
-        """Take what a process reports meanwhile; nobody reads progress, pieces and metrics here."""
+        """Take what a process reports meanwhile; progress, pieces and metrics have no reader here."""
         replica = self._replica
         match frame:
             case Began():

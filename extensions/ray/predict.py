@@ -35,7 +35,7 @@ def predict(
     batch_size: int | None = None,
     **ray_options: Any,
 ) -> Any:
-    """Return a dataset with the results of a model beside its rows.
+    """Return a dataset with the results of a model added to its rows.
 
     Ray schedules the actors, retries blocks and limits what is in memory. Each actor has a model
     process, as a worker has one, so handler, batch sizes and `optimize` are those of the models

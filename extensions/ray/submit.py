@@ -51,7 +51,7 @@ def submit(
     num_cpus: float = CPUS,
     **options: Any,
 ) -> Any:
-    """Return a dataset with the results of jobs beside its rows; columns are as for `predict`.
+    """Return a dataset with the results of jobs added to its rows; columns are as for `predict`.
 
     The id of a job follows from the run, the row's key and its input. So a task that Ray repeats
     finds its jobs again, as long as the server keeps them (`result_ttl`, 600 s by default). Equal

@@ -289,7 +289,7 @@ class Rows:
         return page
 
     def close(self) -> None:
-        """End the run, and cancel what is in flight: nobody could read it."""
+        """End the run, and cancel what is in flight, which has no reader any more."""
         self._closed.set()
         self._engine.stop(cancel=True)
         if self._thread.ident is not None:

@@ -1,4 +1,4 @@
-"""The rows of a run as Python has them: read from an output, or as columns beside those of a table.
+"""The rows of a run as Python has them: read from an output, or added to a table.
 
 The types are in headrace/client/offline.py.
 """

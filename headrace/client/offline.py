@@ -127,7 +127,7 @@ Progress: TypeAlias = bool | Callable[[RunProgress], object]
 
 
 class OfflineOptions(Options, total=False):
-    """How a run reads its source and sends its jobs, beside the options of each job.
+    """How a run reads its source and sends its jobs, besides the options of each job.
 
     Attributes:
         progress: shows or takes the progress.

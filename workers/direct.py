@@ -247,7 +247,7 @@ class DirectModel:
                 self._take_report(frame, now)
 
     def _take_report(self, frame: object, now: float) -> None:
-        """Take what a process reports meanwhile; progress, pieces and metrics have no reader here."""
+        """Take what a process reports; progress, pieces and metrics have no reader here."""
         replica = self._replica
         match frame:
             case Began():

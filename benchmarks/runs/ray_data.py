@@ -50,7 +50,7 @@ class Plain:
 
 def rate(ds: Any) -> float:
     """Return the rows per second after the first block."""
-    blocks = ds.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+    blocks = iter(ds.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
     next(blocks)
     started = time.perf_counter()
     rows = sum(len(block) for block in blocks)

@@ -18,6 +18,9 @@ from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS, write_models
 from workers.direct import DirectModel, DirectOutcome
 
+#: It waits for a timeout.
+pytestmark = pytest.mark.slow
+
 TRICKY = f"{HANDLERS / 'trouble/tricky.py'}:Tricky"
 COUNT = 40
 

@@ -159,7 +159,7 @@ def test_a_table_comes_back_as_it_was_with_results(client: Client, kind: str) ->
         assert whole["result"].iloc[0] == {"x": {"do": "keep", "n": 0}}  # without the index
 
 
-@pytest.mark.parametrize("kind", ["table", "values"])
+@pytest.mark.parametrize("kind", ["table", pytest.param("values", marks=pytest.mark.slow)])
 def test_each_row_once_after_a_kill(site: Site, tmp_path: Path, begun: Path, kind: str) -> None:
     sink, gate = tmp_path / "out.jsonl", tmp_path / "gate"
     command = [sys.executable, "-c", KILLED, site.api.url, kind, str(sink), str(gate)]

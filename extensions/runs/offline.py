@@ -288,10 +288,14 @@ class Rows:
             raise self._error
         return page
 
-    def close(self) -> None:
-        """End the run, and cancel what is in flight, which has no reader any more."""
+    def stop(self) -> None:
+        """Stop, and cancel what is in flight, which has no reader any more."""
         self._closed.set()
         self._engine.stop(cancel=True)
+
+    def close(self) -> None:
+        """Stop, and wait for the end."""
+        self.stop()
         if self._thread.ident is not None:
             self._thread.join()
 

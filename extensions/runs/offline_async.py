@@ -35,14 +35,16 @@ def offline_async(
 async def _ended(
     client: AsyncClient, model: str, source: Any, sink: Any, options: dict[str, Any]
 ) -> Any:
+    values = _iterable(source)
     with client.another(Client) as blocking:
-        work = await _work(blocking, model, source, sink, options)
+        work = await asyncio.to_thread(work_of, blocking, model, values, sink, **options)
         assert isinstance(work, Work)  # noqa: S101 - `offline_async` has chosen so
         running = asyncio.ensure_future(asyncio.to_thread(work.run))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
             work.stop()
+            _release(values)
             with suppress(Exception):
                 await running
             raise
@@ -51,23 +53,31 @@ async def _ended(
 async def _rows(
     client: AsyncClient, model: str, source: Any, sink: Any, options: dict[str, Any]
 ) -> AsyncIterator[OfflineRow]:
+    values = _iterable(source)
     with client.another(Client) as blocking:
-        work = await _work(blocking, model, source, sink, options)
+        work = await asyncio.to_thread(work_of, blocking, model, values, sink, **options)
         assert isinstance(work, Rows)  # noqa: S101 - `offline_async` has chosen so
         try:
             while page := await asyncio.to_thread(work.next_page):
                 for row in page:
                     yield row
         finally:
+            work.stop()
+            _release(values)
             await asyncio.to_thread(work.close)
 
 
-async def _work(
-    client: Client, model: str, source: Any, sink: Any, options: dict[str, Any]
-) -> Work | Rows:
+def _iterable(source: Any) -> Any:
+    """Return a source that a thread can iterate."""
     if isinstance(source, AsyncIterable):
-        source = _Taken(source, asyncio.get_running_loop())
-    return await asyncio.to_thread(work_of, client, model, source, sink, **options)
+        return _Taken(source, asyncio.get_running_loop())
+    return source
+
+
+def _release(values: Any) -> None:
+    """Have a thread that waits for the next value wait no longer."""
+    if isinstance(values, _Taken):
+        values.close()
 
 
 class _Taken:
@@ -77,16 +87,23 @@ class _Taken:
         self._values = aiter(values)
         self._loop = loop
         self._next: asyncio.Future[Any] | None = None
+        self._closed = False
 
     def __iter__(self) -> Iterator[Any]:
         while page := asyncio.run_coroutine_threadsafe(self._page(), self._loop).result():
             yield from page
 
+    def close(self) -> None:
+        """Take no further value; the thread that waits for one gets an error."""
+        self._closed = True
+        if self._next is not None:
+            self._next.cancel()
+
     async def _page(self) -> list[Any]:
         """Return the next values: those that come soon after the first; none at the end."""
         page: list[Any] = []
         until = self._loop.time() + GATHER_S
-        while len(page) < TAKEN:
+        while len(page) < TAKEN and not self._closed:
             if self._next is None:
                 self._next = asyncio.ensure_future(anext(self._values))
             left_s = max(0.0, until - self._loop.time()) if page else None

@@ -203,6 +203,34 @@ def test_the_same_asynchronously(site: Site, tmp_path: Path) -> None:
     assert frame["result"].to_list() == [{"n": 1}]
 
 
+async def stuck(count: int) -> AsyncIterator[Any]:
+    async for value in values(count):
+        yield value
+    await asyncio.Event().wait()
+
+
+def test_a_source_that_never_ends_holds_no_run(site: Site, tmp_path: Path) -> None:
+    async def run() -> tuple[int, int]:
+        async with AsyncClient(site.api.url) as client:
+            rows = client.offline("steps", stuck(3000))
+            first = (await anext(rows)).n
+            await rows.aclose()  # type: ignore[attr-defined]
+            output = tmp_path / "out.jsonl"
+            running = asyncio.ensure_future(client.offline("steps", stuck(3000), output))
+            await asyncio.to_thread(
+                wait_until, lambda: output.exists() and output.stat().st_size > 0, "rows", END_S
+            )
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            done = await client.offline("steps", values(3000), output)
+            return first, done.succeeded
+
+    first, succeeded = asyncio.run(run())
+    assert first >= 0
+    assert succeeded == 3000
+
+
 def test_a_bar(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     rows = client.offline("steps", [{"do": "raise", "n": n} for n in range(5)], progress=True)
     assert len(list(rows)) == 5

@@ -2,5 +2,5 @@
 
 Start with engine.py. interfaces.py has what a source and a sink must do; extensions have
 these. columns.py and arrow.py (which needs pyarrow) make inputs of the rows of tables. May import
-only client, queue, payloads, config, access, jobs, redis and errors.
+client, queue, payloads, config, access, jobs, redis and errors.
 """

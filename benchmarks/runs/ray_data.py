@@ -125,10 +125,10 @@ def measure(count: int, pairs: int) -> Table:
                 Plain, batch_size=ROWS, batch_format="pyarrow",
                 compute=ActorPoolStrategy(size=ACTORS),
             ),
-            "`headrace.ray.predict`": lambda: headrace.ray.predict(
+            "`predict` of `headrace.ray`": lambda: headrace.ray.predict(
                 ds, "m", models_file=models, **common
             ),
-            "`headrace.ray.submit`": lambda: headrace.ray.submit(
+            "`submit` of `headrace.ray`": lambda: headrace.ray.submit(
                 ds, "m", url=system.url, **common
             ),
         }  # fmt: skip

@@ -55,7 +55,7 @@ PROTOC = $(PY) -m grpc_tools.protoc --include_imports -I $(1) -I $$($(PY) -c "im
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests protos kube-tools torchserve clients wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests protos kube-tools torchserve clients ray wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -124,6 +124,9 @@ bench: $(DEV_STAMP)  ## Measure; the table is in docs/performance.md
 torchserve: $(TS_STAMP)  ## Install the real TorchServe for tests/extensions/torchserve/compat (needs Java 17)
 
 clients: $(CLIENTS)/.installed $(PROTOCOL_CLIENTS)/.installed  ## Install published clients of all interfaces for their tests
+
+ray: $(DEV_STAMP)  ## Install Ray Data into .venv for tests/extensions/ray
+	@$(PY) -m pip install --disable-pip-version-check --quiet -c constraints.txt 'ray[data]'
 
 wheelhouse: | $(PY)  ## Gather wheels for a GPU host without a network (GPU_PYTHON=3.12)
 	@$(PY) deploy/wheelhouse.py --python $(GPU_PYTHON) --into wheelhouse

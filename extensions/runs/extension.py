@@ -19,15 +19,31 @@ def _runs() -> Any:
     return runs_group
 
 
-def _run_offline() -> Any:
-    from extensions.runs.offline import run_offline
+def _offline() -> Any:
+    from extensions.runs.offline import offline
 
-    return run_offline
+    return offline
+
+
+def _offline_async() -> Any:
+    from extensions.runs.offline_async import offline_async
+
+    return offline_async
+
+
+def _read_rows() -> Any:
+    from extensions.runs.rows import read_rows
+
+    return read_rows
 
 
 EXTENSION: Final = Extension(
     name="runs",
     summary="Offline runs: many inputs through one model, from files and S3 into files and S3",
     commands={"run": Command(load=_run), "runs": Command(load=_runs)},
-    exports={"headrace.runs.offline.run_offline": _run_offline},
+    exports={
+        "headrace.client.offline.run": _offline,
+        "headrace.client.offline.run_async": _offline_async,
+        "headrace.client.offline.read_rows": _read_rows,
+    },
 )

@@ -149,9 +149,8 @@ def _file_kind(name: str) -> _Kind | None:
 
 def _carried_schema(source: Source | None) -> Any:
     """Return the Arrow schema of what rows carry; None where the source has none."""
-    from extensions.runs.sources.parquet import ParquetSource
-
-    return source.carried_schema() if isinstance(source, ParquetSource) else None
+    find: Callable[[], Any] = getattr(source, "carried_schema", lambda: None)
+    return find()
 
 
 def need_pyarrow(name: str) -> None:

@@ -20,6 +20,7 @@ from headrace.client.models import (
     Model,
     Result,
 )
+from headrace.client.offline import OfflineRow, OfflineRun, RunProgress
 from headrace.client.registry import ModelChange
 from headrace.client.sync_client import Client
 from headrace.jobs.job import JobFailure as Failure
@@ -42,6 +43,8 @@ __all__ = [
     "JobEvent",
     "Model",
     "ModelChange",
+    "OfflineRow",
+    "OfflineRun",
     "Options",
     "Progress",
     "Queue",
@@ -49,5 +52,6 @@ __all__ = [
     "Result",
     "Retried",
     "Run",
+    "RunProgress",
     "Worker",
 ]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar, overload
+from os import PathLike
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
+from typing_extensions import Unpack
 
 from headrace.client import admin, bulk, calls, deployment, registry
 from headrace.client import map as mapping
@@ -14,6 +16,14 @@ from headrace.client.http import events
 from headrace.client.http.retries import Session
 from headrace.client.http.transport import ClientBase, EventReader
 from headrace.client.models import Cancelled, Job
+from headrace.client.offline import (
+    RUN_ASYNC,
+    OfflineOptions,
+    OfflineRow,
+    OfflineRun,
+    Table,
+    implementation,
+)
 from headrace.client.sansio import Plan, Stream
 
 P = ParamSpec("P")
@@ -139,6 +149,46 @@ class AsyncClient(ClientBase):
         if isinstance(job, (str, Job)):
             return await self._run(calls.cancel(self.session, job))
         return await self._run(bulk.cancel_many(self.session, job))
+
+    @overload
+    def offline(
+        self,
+        model: str,
+        source: object,
+        sink: str | PathLike[str],
+        **options: Unpack[OfflineOptions],
+    ) -> Awaitable[OfflineRun]: ...
+    @overload
+    def offline(
+        self, model: str, source: Table, sink: None = None, **options: Unpack[OfflineOptions]
+    ) -> Awaitable[Table]: ...
+    @overload
+    def offline(
+        self,
+        model: str,
+        source: str | PathLike[str] | Iterable[Any] | AsyncIterable[Any],
+        sink: None = None,
+        **options: Unpack[OfflineOptions],
+    ) -> AsyncIterator[OfflineRow]: ...
+    def offline(
+        self,
+        model: str,
+        source: Any,
+        sink: str | PathLike[str] | None = None,
+        **options: Unpack[OfflineOptions],
+    ) -> Any:
+        """Run every input of a source through a model, as `Client.offline` does.
+
+        A source may be an asynchronous iterable too. Threads do the work; one of them calls
+        `progress`.
+
+        Returns:
+            With a sink, or for a DataFrame, what can be awaited; else an asynchronous iterator.
+
+        Raises:
+            HeadraceError, OSError: as for `Client.offline`.
+        """
+        return implementation(RUN_ASYNC)(self, model, source, sink, **options)
 
     async def _iterate(self, stream: Stream[T]) -> AsyncIterator[T]:
         opened: list[EventReader] = []

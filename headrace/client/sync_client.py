@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import Concatenate, ParamSpec, Self, TypeVar, overload
+from os import PathLike
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import httpx2
+from typing_extensions import Unpack
 
 from headrace.client import admin, bulk, calls, deployment, registry
 from headrace.client import map as mapping
@@ -14,6 +16,14 @@ from headrace.client.http import events
 from headrace.client.http.retries import Session
 from headrace.client.http.transport import ClientBase, EventReader, finished
 from headrace.client.models import Cancelled, Job
+from headrace.client.offline import (
+    RUN,
+    OfflineOptions,
+    OfflineRow,
+    OfflineRun,
+    Table,
+    implementation,
+)
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse, Plan, Stream
 
 P = ParamSpec("P")
@@ -139,6 +149,51 @@ class Client(ClientBase):
         if isinstance(job, (str, Job)):
             return run_plan(self, calls.cancel(self.session, job))
         return run_plan(self, bulk.cancel_many(self.session, job))
+
+    @overload
+    def offline(
+        self,
+        model: str,
+        source: object,
+        sink: str | PathLike[str],
+        **options: Unpack[OfflineOptions],
+    ) -> OfflineRun: ...
+    @overload
+    def offline(
+        self, model: str, source: Table, sink: None = None, **options: Unpack[OfflineOptions]
+    ) -> Table: ...
+    @overload
+    def offline(
+        self,
+        model: str,
+        source: str | PathLike[str] | Iterable[Any],
+        sink: None = None,
+        **options: Unpack[OfflineOptions],
+    ) -> Iterator[OfflineRow]: ...
+    def offline(
+        self,
+        model: str,
+        source: Any,
+        sink: str | PathLike[str] | None = None,
+        **options: Unpack[OfflineOptions],
+    ) -> Any:
+        """Run every input of a source through a model; docs/offline.md describes the arguments.
+
+        Args:
+            source: a folder, file, pattern or URL of S3; a DataFrame; or an iterable of inputs, in
+                which a file is a `pathlib.Path`.
+            sink: a file or a URL of S3, whose name sets the format. The same call resumes.
+
+        Returns:
+            With a sink the ended run. Without one a DataFrame of the kind of the source, with the
+            columns of rows added; of any other source the rows, as inputs end.
+
+        Raises:
+            HeadraceError: the model does not exist, source or sink cannot be used, the sink belongs
+                to another run, or the server was away for longer than the client's `retry_s`.
+            OSError: the sink cannot be written.
+        """
+        return implementation(RUN)(self, model, source, sink, **options)
 
     def _iterate(self, stream: Stream[T]) -> Iterator[T]:
         opened: list[EventReader] = []

@@ -19,12 +19,12 @@ from headrace.client.http.retries import (
     problem_error,
 )
 from headrace.client.inputs import JOBS, NDJSON_HEADERS, job_request, json_request
+from headrace.client.offline import RowError
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan
 from headrace.errors import HeadraceError, UnexpectedAnswer
 from headrace.jobs.tokens import DEADLINE_HEADER
 from headrace.jobs.values.encoding import binary_input, strict_json
 from headrace.jobs.values.media_types import is_json
-from headrace.runs.interfaces import RowError
 
 #: How long the server may hold a request while a queue is full. A stop waits at most this long.
 HOLD_S: Final = 2.0

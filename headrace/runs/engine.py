@@ -32,6 +32,7 @@ from headrace.client.http.retries import exchange, outlasting_limits
 from headrace.client.inputs import job_request
 from headrace.client.map import AdaptivePageSize
 from headrace.client.models import ENDED
+from headrace.client.offline import RowError, RunProgress
 from headrace.client.sansio import HttpRequest, Pause, Plan
 from headrace.client.sync_client import Client, send_once
 from headrace.errors import (
@@ -46,8 +47,8 @@ from headrace.errors import (
 from headrace.runs import api_calls
 from headrace.runs.checkpoint import Checkpoint, begin
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RowError, Sink, Source
-from headrace.runs.spec import RunProgress, RunSpec
+from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
+from headrace.runs.spec import RunSpec
 from headrace.runs.submitter import Accepted, Lines, Stopping, Submitter
 from headrace.runs.threads import JobCleanup, Resubmitter, lost_row
 
@@ -73,14 +74,25 @@ class Engine:
     """One run, from its checkpoint to its end.
 
     It survives an outage of the client's `retry_s`, and waits for limits (429) without end.
+
+    Args:
+        job_id: returns the id of an input's job by its number; None for ids of the run.
     """
 
     checkpoint: Checkpoint
     _cleanup: JobCleanup
     _resubmitter: Resubmitter
 
-    def __init__(self, client: Client, spec: RunSpec, source: Source, sink: Sink) -> None:
+    def __init__(
+        self,
+        client: Client,
+        spec: RunSpec,
+        source: Source,
+        sink: Sink,
+        job_id: Callable[[int], str] | None = None,
+    ) -> None:
         self._client = client
+        self._job_id = job_id
         self._spec = spec
         self._source = source
         self._sink = sink
@@ -119,7 +131,7 @@ class Engine:
         self._cancel = self._cancel or cancel
         self._stop.set()
 
-    def run(self, watch: Callable[[RunProgress], None] | None = None) -> State:
+    def run(self, watch: Callable[[RunProgress], object] | None = None) -> State:
         """Run to the end, or until `stop`. Call `open` before and `close` afterwards.
 
         Raises:
@@ -133,7 +145,7 @@ class Engine:
         in_flight = InFlight(self._spec.in_flight, found.cursor, found.n, found.done_set)
         submitter = Submitter(
             self._source, in_flight, (found.cursor, found.n, found.done_set), Lines(self._spec),
-            found.job_id, self._submit, self._refused.extend,
+            self._job_id or found.job_id, self._submit, self._refused.extend,
         )  # fmt: skip
         self._cleanup = JobCleanup(lambda ids: self._perform(api_calls.forget, ids))
         self._resubmitter = Resubmitter(
@@ -161,7 +173,7 @@ class Engine:
         self._sink.checkpoints.release()
 
     def _collect(
-        self, in_flight: InFlight, submitter: Submitter, watch: Callable[[RunProgress], None]
+        self, in_flight: InFlight, submitter: Submitter, watch: Callable[[RunProgress], object]
     ) -> None:
         """Read outcomes and write their rows until all have ended or the run stops."""
         saved = watched = time.monotonic()

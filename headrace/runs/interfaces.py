@@ -48,18 +48,6 @@ class Entry(msgspec.Struct):
     content_type: str | None = None
 
 
-class RowError(JobFailure, frozen=True, kw_only=True):
-    """Why an input has no result.
-
-    Attributes:
-        job: the id of its job, for `headrace jobs ID`; unset if no job was made.
-        where: the line of the handler's own code that raised, such as `words.py:7`, if one did.
-    """
-
-    job: str | msgspec.UnsetType = msgspec.UNSET
-    where: str | msgspec.UnsetType = msgspec.UNSET
-
-
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Row(msgspec.Struct, gc=False):
     """The outcome of one input.

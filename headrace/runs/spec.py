@@ -51,29 +51,3 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
             **self.options,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}
-
-
-class RunProgress(msgspec.Struct, kw_only=True):
-    """The progress of a run.
-
-    Attributes:
-        total: the number of inputs; None if it is unknown.
-        before: rows that existed when this process began.
-        succeeded: rows with a result, in all.
-        failed: rows without one, in all.
-        first_failure: the key and the error of the first input that failed in this process.
-        limit: the code of the limit (429) for which requests wait; empty if none does.
-    """
-
-    total: int | None
-    before: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    in_flight: int = 0
-    first_failure: str = ""
-    limit: str = ""
-
-    @property
-    def ended(self) -> int:
-        """The number of rows."""
-        return self.succeeded + self.failed

@@ -153,7 +153,7 @@ def _urls(job_id: str) -> Any:
 
 def _result(job: Job) -> Any:
     stored = job.result_json
-    return NULL if stored is None else _raw(_shown(stored, job.result_type))
+    return NULL if stored is None else _raw(shown_result(stored, job.result_type))
 
 
 def result_member(meta: bytes, result_type: str) -> bytes | None:
@@ -163,10 +163,11 @@ def result_member(meta: bytes, result_type: str) -> bytes | None:
         meta: its Celery result; empty without one.
         result_type: the record's `rt`.
     """
-    return _shown(result_in(meta), result_type) if meta else None
+    return shown_result(result_in(meta), result_type) if meta else None
 
 
-def _shown(stored: bytes, result_type: str) -> bytes:
+def shown_result(stored: bytes, result_type: str) -> bytes:
+    """Return a stored result as in the job object; without a type it is JSON."""
     if not result_type:
         return stored
     try:

@@ -195,6 +195,16 @@ def test_the_clients_document_runs_from_beginning_to_end(up: RunningUp) -> None:
         assert expected in printed, printed
 
 
+def test_the_offline_document_runs(up: RunningUp, tmp_path: Path) -> None:
+    session = next(block for block in blocks("docs/offline.md", "python") if "Client" in block)
+    printed = run_python(up, session.replace("digits.parquet", str(tmp_path / "digits.parquet")))
+    assert printed.startswith("12 succeeded 0 failed\n")
+    assert "3_0705.png 3\n" in printed
+    assert printed.endswith(
+        "['name', 'image', 'status', 'result', 'error', 'attempts', 'timings']\n"
+    )
+
+
 def test_the_handler_in_the_readme_is_the_example_and_has_15_lines() -> None:
     (handler,) = (block for block in blocks("README.md", "python") if "Handler" in block)
     assert handler == (ROOT / "examples/word_count.py").read_text("utf-8")

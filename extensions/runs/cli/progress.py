@@ -17,8 +17,8 @@ from headrace.text import duration, path_text, rate
 
 if TYPE_CHECKING:
     from headrace.client import Client
+    from headrace.client.offline import RunProgress
     from headrace.runs.engine import Engine
-    from headrace.runs.spec import RunProgress
 
 #: Seconds between two updates of the record; an unreachable server is not waited for.
 REPORT_S: Final = 3.0

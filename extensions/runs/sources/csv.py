@@ -26,19 +26,17 @@ from extensions.runs.sources.files import (
     text_start,
 )
 from extensions.runs.sources.options import SourceOptions
-from extensions.runs.sources.table import (
-    END,
+from extensions.runs.sources.table import END, Item, TableSource
+from headrace.errors import ConfigError, InvalidRequest
+from headrace.jobs.values.media_types import BOM, is_json
+from headrace.runs.columns import (
     InputColumns,
-    Item,
-    TableSource,
     carry,
     check_column,
     check_twice,
     input_columns,
     media_type,
 )
-from headrace.errors import ConfigError, InvalidRequest
-from headrace.jobs.values.media_types import BOM, is_json
 from headrace.runs.interfaces import Carried
 
 #: The longest row; a quote that is never closed would otherwise fill the memory.
@@ -242,7 +240,12 @@ class CsvSource(TableSource):
         key = None
         if options.key is not None:
             key = columns.index(check_column(columns, options.key, file.name))
-        return _Header(columns, input_columns(columns, options, file.name), key, *row.at)
+        return _Header(
+            columns,
+            input_columns(columns, options.input, options.content_type, file.name),
+            key,
+            *row.at,
+        )
 
     def _check_delimiter(self, file: SourceFile, column: str) -> None:
         """Refuse a table of one column whose name contains another delimiter."""

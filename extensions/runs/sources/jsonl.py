@@ -20,11 +20,12 @@ from extensions.runs.sources.files import (
     open_unpacked,
     text_start,
 )
-from extensions.runs.sources.table import END, Item, TableSource, carry, is_list, picked
+from extensions.runs.sources.table import END, Item, TableSource
 from headrace.config.suggestions import did_you_mean, listing
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.values.encoding import parses
 from headrace.jobs.values.media_types import BOM
+from headrace.runs.columns import carry, is_list, picked
 from headrace.runs.interfaces import Carried
 
 #: A longer line is skipped; a file without line feeds would otherwise fill the memory.

@@ -18,11 +18,12 @@ from typing_extensions import override
 
 from extensions.runs.sources.files import BROKEN, SourceFile, cut_off, is_gzip, open_unpacked
 from extensions.runs.sources.options import SourceOptions
-from extensions.runs.sources.table import END, Item, TableSource, carry, listed
+from extensions.runs.sources.table import END, Item, TableSource
 from headrace.config.suggestions import did_you_mean
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import binary_input
 from headrace.jobs.values.media_types import BINARY_TYPE, BOM, image_type, type_by_name
+from headrace.runs.columns import carry, listed
 from headrace.runs.interfaces import Carried
 from headrace.text import path_text
 

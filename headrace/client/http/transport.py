@@ -54,6 +54,7 @@ EVENT_STREAM: Final = "text/event-stream"
 KEEPALIVE_S: Final = 4.0
 
 T = TypeVar("T")
+C = TypeVar("C", bound="ClientBase")
 
 
 class ClientBase:
@@ -115,7 +116,15 @@ class ClientBase:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.session.url!r})"
 
+    def another(self, kind: type[C]) -> C:
+        """Return a client of another kind for the same server, with the same key and limits."""
+        other = kind.__new__(kind)
+        other.session, other._timeout_s = self.session, self._timeout_s
+        other._open(self._options)
+        return other
+
     def _open(self, options: dict[str, Any]) -> None:
+        self._options = options
         self._http: Any = self._http_class(**options)
         self._blocks = self._http_class is httpx2.Client
 

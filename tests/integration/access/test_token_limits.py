@@ -17,10 +17,11 @@ from extensions.runs.registry import sink_for, source_for
 from extensions.runs.sources.options import SourceOptions
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.client import Client
+from headrace.client.offline import RunProgress
 from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from headrace.runs.engine import Engine
-from headrace.runs.spec import RunProgress, RunSpec
+from headrace.runs.spec import RunSpec
 from tests.extensions.openai.harness.batches import sdk
 from tests.harness.clients.access import ALL, bearer, http_as, make_key
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -12,8 +12,8 @@ from extensions.runs.cli.progress import RunProgressDisplay
 from headrace import errors
 from headrace.client import Client
 from headrace.client.admin import report_run
+from headrace.client.offline import RunProgress
 from headrace.client.sync_client import run_plan
-from headrace.runs.spec import RunProgress
 from tests.harness.servers.api_server import ApiServer
 
 

@@ -16,8 +16,6 @@ from typing import Any
 import pytest
 
 from headrace import Client
-from headrace.errors import Conflict, ModelNotFound
-from headrace.runs.offline import run_offline
 from tests.harness.clients.commands import Commands, CommandsWithin, interrupted
 from tests.harness.servers.api_process import ApiProcess, api_process
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -246,25 +244,6 @@ def test_resume_is_the_command_that_began(site: Site, cli: Commands) -> None:
     again = ("run", "steps", "in.jsonl", "-o", "again.jsonl", "--input", "x")
     cli.complaint(*again, "--name", "last night", rc=0)
     assert "2 runs are called 'last night'" in cli.complaint("runs", "show", "last night", rc=2)
-
-
-def test_a_run_from_python(site: Site, tmp_path: Path) -> None:
-    inputs(tmp_path, 40)
-    seen = []
-    with Client(site.api.url) as client:
-        for _ in range(2):
-            done = run_offline(
-                client, "steps", tmp_path / "in.jsonl", tmp_path / "out.jsonl", input="x", limit=30,
-                on_progress=lambda progress: seen.append(progress.ended),
-            )  # fmt: skip
-            assert (done.total, done.succeeded, done.failed) == (30, 30, 0)
-        assert seen[-1] == 30
-        assert len(rows(tmp_path / "out.jsonl")) == 30
-        with pytest.raises(Conflict, match="limit"):
-            run_offline(client, "steps", tmp_path / "in.jsonl", tmp_path / "out.jsonl", input="x")
-        with pytest.raises(ModelNotFound):
-            run_offline(client, "stepz", tmp_path / "in.jsonl", tmp_path / "none.jsonl")
-    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_the_first_inputs_of_a_source_and_one_without_inputs(cli: Commands) -> None:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extensions.runs.arrow import from_values, to_json, to_values
 from extensions.runs.registry import sink_for
 from extensions.runs.sources import parquet
 from headrace.errors import ConfigError
+from headrace.runs.arrow import from_values, to_json, to_values
 from tests.extensions.runs.harness.sources import (
     errors,
     inputs,

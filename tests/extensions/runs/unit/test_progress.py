@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extensions.runs.cli.progress import RateMeter, line_of
-from headrace.runs.spec import RunProgress
+from headrace.client.offline import RunProgress
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ import pytest
 from extensions.runs.sinks.jsonl import JsonlSink
 from headrace import errors
 from headrace.client.http.retries import MAX_PAUSE_S, Session
+from headrace.client.offline import RunProgress
 from headrace.client.sansio import HttpResponse, Pause, Plan
 from headrace.runs import api_calls
 from headrace.runs.engine import Engine
-from headrace.runs.spec import RunProgress, RunSpec
+from headrace.runs.spec import RunSpec
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 from tests.harness.wait import wait_until
 

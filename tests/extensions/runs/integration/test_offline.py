@@ -1,0 +1,240 @@
+"""`Client.offline`: what may go in, what comes out, a kill in the middle, and what failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from headrace.client import AsyncClient, Client, OfflineRow, RunProgress
+from headrace.errors import ConfigError, Conflict, ModelNotFound
+from tests.harness.deployments.shared import SharedDeployment
+from tests.harness.deployments.site import Site
+from tests.harness.wait import wait_until
+from tests.harness.workers.worker import HANDLERS
+
+END_S = 100
+GATED = f"{HANDLERS / 'gated.py'}:Gated"
+COUNT = 400
+#: The last input waits for a file, so that the run is not over before it is killed.
+KILLED = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from headrace import Client
+
+url, kind, sink, gate = sys.argv[1:]
+rows = [{"id": f"doc-{n}", "x": {"n": n, "until": gate if n == COUNT - 1 else ""}}
+        for n in range(COUNT)]
+source = pa.Table.from_pylist(rows) if kind == "table" else iter(rows)
+with Client(url) as client:
+    done = client.offline("gated", source, sink, input="x", key="id", in_flight=100)
+print(done.before, done.succeeded, done.failed)
+""".replace("COUNT", str(COUNT))
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("offline") / "begun.log"
+
+
+@pytest.fixture(scope="module")
+def site(
+    shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory, begun: Path
+) -> Iterator[Site]:
+    options = {"max_batch_size": 8, "max_retries": 0}
+    models = {
+        "steps": {"handler": f"{HANDLERS / 'trouble/tricky.py'}:Tricky", **options},
+        "one": {"handler": GATED, "max_batch_size": 1},
+        "gated": {"handler": GATED, **options, "options": {"log": str(begun)}},
+    }
+    with shared_deployment.site(tmp_path_factory.mktemp("models"), models) as site:
+        yield site
+
+
+@pytest.fixture
+def client(site: Site) -> Iterator[Client]:
+    with Client(site.api.url) as client:
+        yield client
+
+
+def test_rows_of_an_iterable_and_what_failed(client: Client, tmp_path: Path) -> None:
+    given: list[Any] = [{"n": n} for n in range(30)]
+    given[7] = {"do": "raise", "n": 7}
+    given[8] = object()  # cannot be sent
+    seen: list[RunProgress] = []
+    rows = {row.n: row for row in client.offline("steps", given, progress=seen.append)}
+    assert sorted(rows) == list(range(30))
+    assert [rows[n].result for n in (0, 29)] == [{"n": 0}, {"n": 29}]
+    failed, rejected = rows[7], rows[8]
+    assert failed.error is not None
+    assert "cannot do 7" in failed.error.message
+    assert isinstance(failed.error.job, str)
+    assert client.status(failed.error.job).status == "failed"
+    assert (rejected.status, rejected.succeeded) == ("rejected", False)
+    assert seen[-1].ended == 30
+    image = tmp_path / "1.json"
+    image.write_text('{"n": "of a file"}')
+    (row,) = client.offline("steps", [image])
+    assert (row.key, row.result) == (str(image), {"n": "of a file"})
+
+
+def test_an_iteration_that_ends_early_leaves_nothing(client: Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    given = [{"n": 0}, *({"until": str(gate)} for _ in range(20))]
+    rows = client.offline("one", iter(given))
+    assert next(rows).n == 0
+    rows.close()  # type: ignore[attr-defined]
+    gate.touch()
+    wait_until(lambda: client.demand("one").demand == 0, "nothing waits", END_S)
+    with pytest.raises(ModelNotFound):
+        client.offline("stepz", given)
+    with pytest.raises(ConfigError, match="no source"):
+        client.offline("steps", {"n": 1})
+    with pytest.raises(ConfigError, match="without a sink"):
+        client.offline("steps", given, only_failed=True)
+
+
+def test_a_file_resumes_and_failed_inputs_run_again(client: Client, tmp_path: Path) -> None:
+    until = tmp_path / "mended"
+    given = [{"id": f"d{n}", "x": {"n": n}} for n in range(20)]
+    given[3]["x"] = {"do": "transient", "until": str(until)}
+    sink = tmp_path / "out.parquet"
+    done = client.offline("steps", iter(given), sink, input="x", key="id")
+    assert (done.before, done.succeeded, done.failed) == (0, 19, 1)
+    (failure,) = done.failures()
+    assert failure.key == "d3"
+    assert failure.error is not None
+    assert isinstance(failure.error.job, str)
+    assert failure.error.job.startswith(done.id)
+    until.touch()
+    again = client.offline("steps", iter(given), sink, input="x", key="id", only_failed=True)
+    assert (again.succeeded, again.failed, list(again.failures())) == (20, 0, [])
+    assert Counter(row.n for row in again.rows()) == Counter(range(20))
+    given[2]["x"] = {"n": "changed"}
+    part = tmp_path / "part.jsonl"
+    assert client.offline("steps", given, part, input="x", limit=10).succeeded == 10
+    with pytest.raises(Conflict, match="limit"):
+        client.offline("steps", given, part, input="x")
+
+
+FRAMES: dict[str, Any] = {
+    "pandas": lambda data: pd.DataFrame(data, index=[f"r{n}" for n in range(len(data["x"]))]),
+    "polars": pl.DataFrame,
+    "pyarrow": pa.table,
+    "capsule": lambda data: pa.RecordBatchReader.from_batches(
+        pa.table(data).schema, pa.table(data).to_batches()
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_table_comes_back_as_it_was_with_results(client: Client, kind: str) -> None:
+    data = {
+        "x": [{"n": n, "do": "raise" if n == 5 else "keep"} for n in range(12)],
+        "status": ["mine"] * 12,
+    }
+    frame = FRAMES[kind](data)
+    found = client.offline("steps", frame, input="x")
+    assert isinstance(found, pa.Table if kind == "capsule" else type(frame))
+    names = list(found.columns if kind in ("pandas", "polars") else found.column_names)
+    assert names == ["x", "input.status", "status", "result", "error", "attempts", "timings"]
+    rows = found if isinstance(found, pa.Table) else pa.table(found)
+    assert rows["input.status"].to_pylist() == ["mine"] * 12
+    assert rows["result"].to_pylist()[11] == {"n": 11, "do": "keep"}
+    assert [n for n, error in enumerate(rows["error"].to_pylist()) if error] == [5]
+    if kind == "pandas":
+        assert list(found.index[:2]) == ["r0", "r1"]
+        whole = client.offline("steps", frame.drop(columns="status"))
+        assert whole["result"].iloc[0] == {"x": {"do": "keep", "n": 0}}  # without the index
+
+
+@pytest.mark.parametrize("kind", ["table", pytest.param("values", marks=pytest.mark.slow)])
+def test_each_row_once_after_a_kill(site: Site, tmp_path: Path, begun: Path, kind: str) -> None:
+    sink, gate = tmp_path / "out.jsonl", tmp_path / "gate"
+    command = [sys.executable, "-c", KILLED, site.api.url, kind, str(sink), str(gate)]
+    killed = subprocess.Popen(command)
+    try:
+        wait_until(lambda: sink.exists() and sink.read_bytes().count(b"\n") > 60, "rows", END_S)
+    finally:
+        killed.kill()
+        killed.wait()
+    with sink.open("ab") as half:
+        half.write(b'{"n": 39')
+    gate.touch()
+    told = subprocess.run(command, check=True, capture_output=True, text=True, timeout=END_S)
+    before, succeeded, failed = map(int, told.stdout.split())
+    assert before > 60
+    assert (succeeded, failed) == (COUNT, 0)
+    lines = [json.loads(line) for line in sink.read_bytes().splitlines()]
+    assert Counter(line["key"] for line in lines) == Counter(f"doc-{n}" for n in range(COUNT))
+    run = json.loads((tmp_path / "out.jsonl.run").read_bytes())["run"]
+    counts = Counter(line.split()[0] for line in begun.read_text().splitlines())
+    assert {counts[f"{run}.{n}"] for n in range(COUNT)} == {1}
+
+
+async def values(count: int) -> AsyncIterator[Any]:
+    for n in range(count):
+        await asyncio.sleep(0)
+        yield {"n": n}
+
+
+def test_the_same_asynchronously(site: Site, tmp_path: Path) -> None:
+    async def run() -> tuple[list[OfflineRow], int, Any]:
+        async with AsyncClient(site.api.url) as client:
+            rows = [row async for row in client.offline("steps", values(1300))]
+            done = await client.offline("steps", values(40), tmp_path / "out.jsonl")
+            frame = pl.DataFrame({"x": [{"n": 1}]})
+            return rows, done.succeeded, await client.offline("steps", frame, input="x")
+
+    rows, succeeded, frame = asyncio.run(run())
+    assert sorted(row.result["n"] for row in rows) == list(range(1300))
+    assert succeeded == 40
+    assert frame["result"].to_list() == [{"n": 1}]
+
+
+async def stuck(count: int) -> AsyncIterator[Any]:
+    async for value in values(count):
+        yield value
+    await asyncio.Event().wait()
+
+
+def test_a_source_that_never_ends_holds_no_run(site: Site, tmp_path: Path) -> None:
+    async def run() -> tuple[int, int]:
+        async with AsyncClient(site.api.url) as client:
+            rows = client.offline("steps", stuck(3000))
+            first = (await anext(rows)).n
+            await rows.aclose()  # type: ignore[attr-defined]
+            output = tmp_path / "out.jsonl"
+            running = asyncio.ensure_future(client.offline("steps", stuck(3000), output))
+            await asyncio.to_thread(
+                wait_until, lambda: output.exists() and output.stat().st_size > 0, "rows", END_S
+            )
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            done = await client.offline("steps", values(3000), output)
+            return first, done.succeeded
+
+    first, succeeded = asyncio.run(run())
+    assert first >= 0
+    assert succeeded == 3000
+
+
+def test_a_bar(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = client.offline("steps", [{"do": "raise", "n": n} for n in range(5)], progress=True)
+    assert len(list(rows)) == 5
+    shown = capsys.readouterr().err
+    assert "steps: 100%" in shown
+    assert "5/5" in shown
+    assert "failed=5" in shown

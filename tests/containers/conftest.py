@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.harness.deploy import engine
 
-TAG = "headrace-tests"
+#: Of this run alone, as it removes them.
+TAG = f"tests-{os.getpid()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

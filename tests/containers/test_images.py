@@ -78,7 +78,7 @@ def test_a_change_of_our_code_leaves_the_packages_as_they_are(images: str, tmp_p
         shutil.copy(ROOT / name, tmp_path / name)
     with (tmp_path / "headrace/text.py").open("a") as file:
         file.write("# A change.\n")
-    changed = "headrace-tests-changed"
+    changed = f"{images}-changed"
     engine.build(tmp_path, changed)
     try:
         for part in PARTS:
@@ -97,7 +97,7 @@ def test_packages_can_be_added_to_the_workers_image(images: str) -> None:
     (shown,) = re.findall(r"^```dockerfile\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert "FROM headrace-worker:local" in shown
     with engine.torch_index():
-        tag = "headrace-worker:headrace-tests-more"
+        tag = f"headrace-worker:{images}-more"
         docker("build", "-t", tag, "-", given=shown.replace(":local", f":{images}"))
     try:
         program = "import soundfile, importlib.metadata as m; print(m.version('numpy'))"

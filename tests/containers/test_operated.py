@@ -123,7 +123,7 @@ def test_a_job_that_takes_more_than_the_memory_dies_alone(operated: Project) -> 
         assert operated.caller.result(small) == 1000
         failed = operated.caller.job(large)
         assert failed["status"] == "failed", failed
-        assert failed["error"]["code"] == "replica-lost"
+        assert failed["error"]["type"] == "replica-lost"
         assert "SIGKILL" in failed["error"]["message"], failed["error"]
         assert operated.caller.result(later) == 2000
         load.wait_more()
@@ -151,7 +151,7 @@ def test_a_container_that_is_killed_by_hand_stays_down_until_up(operated: Projec
         docker("kill", operated.container(name))
         state = operated.inspect(name)["State"]
         assert (state["Status"], state["ExitCode"]) == ("exited", engine.KILLED), name
-        operated.compose("up", "-d", name)
+        operated.compose("up", "-d", "--no-deps", name)
         operated.wait_healthy(name)
         assert operated.caller.result(waiting) == [6], name
 
@@ -176,7 +176,7 @@ def test_two_versions_run_side_by_side(operated: Project, images: str, tmp_path:
     for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore",
                  "docker-compose.yml"):  # fmt: skip
         shutil.copy(ROOT / name, tree / name)
-    later = "headrace-tests-next"
+    later = f"{images}-next"
     engine.build(tree, later)
     try:
         with Load(operated.caller, "slow") as load:

@@ -84,7 +84,7 @@ def test_a_limit_of_memory_kills_one_job(cluster: Cluster) -> None:
         large = cluster.caller.submit("hog", json.dumps({"bytes": 2 * GIB}).encode())
         later = cluster.caller.submit("hog", b'{"bytes": 1000}')
         failed = cluster.caller.job(large)
-        assert failed["error"]["code"] == "replica-lost", failed
+        assert failed["error"]["type"] == "replica-lost", failed
         assert cluster.caller.result(later) == 1000
         load.wait_more()
     load.check()

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -199,12 +200,25 @@ class Project:
 
     def compose(self, *arguments: str, check: bool = True) -> str:
         """What `docker compose` prints in this folder."""
-        return run("docker", "compose", *arguments, cwd=self.folder, check=check).stdout.strip()
+        done = self._compose(*arguments)
+        assert not check or done.returncode == 0, f"{arguments}: {done.stderr[-4000:]}"
+        return done.stdout.strip()
+
+    def _compose(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        whole = ("docker", "compose", "--progress", "quiet", *arguments)
+        return run(*whole, cwd=self.folder, check=False)
 
     def up(self, *arguments: str) -> None:
-        """Start what has an image, and wait until it is healthy."""
-        wait = ("--wait", "--wait-timeout", str(HEALTHY_TIMEOUT_S))
-        self.compose("up", "-d", *wait, *(arguments or self.names))
+        """Start what has an image, and wait until it is healthy.
+
+        Compose gives up once a container is unhealthy, as it may be for some seconds on a machine
+        that stands still.
+        """
+        command = ("up", "-d", "--wait", *(arguments or self.names))
+        begun = time.monotonic()
+        while (done := self._compose(*command)).returncode:
+            late = time.monotonic() > begun + HEALTHY_TIMEOUT_S
+            assert not late, f"{command}: {done.stderr[-1000:]}"
 
     def container(self, service: str) -> str:
         """The id of a service's container, also of one that has stopped."""
@@ -225,7 +239,7 @@ class Project:
     def crash(self, service: str) -> None:
         """Kill the first process of a container from outside, as the kernel would."""
         pid = str(self.inspect(service)["State"]["Pid"])
-        docker("run", "--rm", "--pid", "host", REDIS_IMAGE, "kill", "-9", pid)
+        docker("run", "--rm", "--pid", "host", REDIS_IMAGE, "sh", "-c", f"kill -9 {pid}")
 
     def wait_healthy(self, service: str, where: Callable[[Any], bool] = bool) -> None:
         """Wait until a container is healthy and as it is wanted."""

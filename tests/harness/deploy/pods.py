@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import json
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -182,7 +183,7 @@ def _by_python(container: dict[str, Any]) -> None:
 @contextmanager
 def network() -> Iterator[str]:
     """A network for pods."""
-    name = "headrace-tests"
+    name = f"headrace-{secrets.token_hex(4)}"
     podman("network", "create", name)
     try:
         yield name

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.deploy import engine
+from tests.harness.servers.up import ROOT
 
 #: Of this run alone, as it removes them.
 TAG = f"tests-{os.getpid()}"
@@ -23,6 +24,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def images() -> Iterator[str]:
     """The tag of all images."""
     engine.require_engine()
-    engine.build(engine.ROOT, TAG)
+    engine.build(ROOT, TAG)
     yield TAG
     engine.remove(TAG)

@@ -11,7 +11,8 @@ import yaml
 
 from tests.harness.deploy import engine
 from tests.harness.deploy.caller import JOB_TIMEOUT_S
-from tests.harness.deploy.engine import ROOT, Project
+from tests.harness.deploy.engine import Project
+from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until
 
 MODELS = yaml.safe_load((ROOT / "configs/models.yaml").read_text())["models"]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.harness.deploy import engine
-from tests.harness.deploy.engine import ROOT, docker
+from tests.harness.deploy.engine import docker
+from tests.harness.servers.up import ROOT
 
 #: What each image must not have, as its part needs none of it.
 ABSENT = {

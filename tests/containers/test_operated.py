@@ -13,9 +13,10 @@ import pytest
 from tests.containers.models import GIB, HANDLERS, PIPELINES, models
 from tests.harness.deploy import engine
 from tests.harness.deploy.caller import Load
-from tests.harness.deploy.engine import ROOT, Project, docker
+from tests.harness.deploy.engine import Project, docker
 from tests.harness.deployments.versions import VERSION, next_version
 from tests.harness.monitoring.flower import asked
+from tests.harness.servers.up import ROOT
 
 FILES = ("deploy/compose.production.yml", "deploy/compose.monitoring.yml")
 MONITORING = ("prometheus", "alertmanager", "grafana")
@@ -138,7 +139,7 @@ def test_what_dies_is_started_again_and_nothing_is_lost(operated: Project) -> No
         count = operated.inspect(name)["RestartCount"]
         waiting = [operated.caller.submit(model, b"[4]") for model in ("slow", "twice")]
         operated.crash(name)
-        operated.wait_healthy(name, lambda found, count=count: found["RestartCount"] > count)
+        operated.wait_healthy(name, restarts=count + 1)
         more = operated.caller.submit("echo", b"[5]")
         assert operated.caller.result(waiting[0]) == [4], name
         assert operated.caller.result(waiting[1]) == [4], name

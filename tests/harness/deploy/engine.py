@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -241,12 +241,13 @@ class Project:
         pid = str(self.inspect(service)["State"]["Pid"])
         docker("run", "--rm", "--pid", "host", REDIS_IMAGE, "sh", "-c", f"kill -9 {pid}")
 
-    def wait_healthy(self, service: str, where: Callable[[Any], bool] = bool) -> None:
-        """Wait until a container is healthy and as it is wanted."""
+    def wait_healthy(self, service: str, restarts: int = 0) -> None:
+        """Wait until a container is healthy, after the engine has started it again so often."""
 
         def healthy() -> bool:
             found = self.inspect(service)
-            return where(found) and found["State"].get("Health", {}).get("Status") == "healthy"
+            status = found["State"].get("Health", {}).get("Status")
+            return bool(status == "healthy" and found["RestartCount"] >= restarts)
 
         wait_until(healthy, f"{service} is healthy", HEALTHY_TIMEOUT_S, POLL_S)
 
@@ -271,14 +272,9 @@ def example(model: Mapping[str, Any]) -> tuple[bytes, str]:
 
 
 @contextmanager
-def project(
-    folder: Path, *files: str, tag: str, models: Mapping[str, Any] | None = None,
-    **variables: str,
-) -> Iterator[Project]:  # fmt: skip
+def project(folder: Path, *files: str, tag: str, **variables: str) -> Iterator[Project]:
     """A project, not yet started; nothing of it is left afterwards."""
     made = Project(folder, ("docker-compose.yml", *files), {"IMAGE_TAG": tag, **variables})
-    if models is not None:
-        write_models(made, models)
     try:
         yield made
     except BaseException:

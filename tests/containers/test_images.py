@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.harness.deploy import engine
 from tests.harness.deploy.engine import docker
 from tests.harness.servers.up import ROOT
+from tests.harness.wait import wait_until
 
 #: What each image must not have, as its part needs none of it.
 ABSENT = {
@@ -72,11 +75,7 @@ def test_the_worker_on_the_cpu_is_small(images: str) -> None:
 
 
 def test_a_change_of_our_code_leaves_the_packages_as_they_are(images: str, tmp_path: Path) -> None:
-    for name in ("headrace", "api", "workers", "handlers", "extensions", "deploy", "configs"):
-        shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore",
-                 "docker-compose.yml"):  # fmt: skip
-        shutil.copy(ROOT / name, tmp_path / name)
+    engine.copy_tree(tmp_path)
     with (tmp_path / "headrace/text.py").open("a") as file:
         file.write("# A change.\n")
     changed = f"{images}-changed"
@@ -105,3 +104,36 @@ def test_packages_can_be_added_to_the_workers_image(images: str) -> None:
         assert python(tag, program) == CONSTRAINTS["numpy"]
     finally:
         docker("image", "rm", "--force", tag)
+
+
+def test_the_image_in_place_of_torchserve_answers(images: str, tmp_path: Path) -> None:
+    """Without torch, which its own models need and its API does not."""
+    server, tag = f"headrace-server:{images}", f"headrace-torchserve:{images}"
+    builds = {
+        "server": (server, "deploy/Dockerfile.worker", {"EXTRAS": "server"}),
+        "torchserve": (tag, "deploy/torchserve/Dockerfile", {"BASE_IMAGE": server}),
+    }
+    # As `docker build`, which keeps no layers where the client lacks a part.
+    for name, (image, file, arguments) in builds.items():
+        build = {"context": str(ROOT), "dockerfile": file, "args": arguments}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({"services": {name: {"image": image, "build": build}}}))
+        engine.run("docker", "compose", "--file", str(path), "build")
+    container = docker("run", "--detach", tag)
+    try:
+        program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}').read())"
+        for path, answer in (("8080/ping", "Healthy"), ("8081/models", "models")):
+            command = ("exec", container, "python", "-c", program.format(path))
+            wait_until(
+                partial(contains, command, answer), f"{path} answers {answer}",
+                engine.HEALTHY_TIMEOUT_S, engine.POLL_S,
+            )  # fmt: skip
+        docker("stop", "--time", "60", container)
+        (found,) = json.loads(docker("inspect", container))
+        assert found["State"]["ExitCode"] != engine.KILLED
+    finally:
+        docker("rm", "--force", "--volumes", container)
+
+
+def contains(command: Sequence[str], answer: str) -> bool:
+    return answer in docker(*command, check=False)

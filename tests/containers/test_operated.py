@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tests.harness.deploy.caller import Load
 from tests.harness.deploy.engine import Project, docker
 from tests.harness.deployments.versions import VERSION, next_version
 from tests.harness.monitoring.flower import asked
-from tests.harness.servers.up import ROOT
 
 FILES = ("deploy/compose.production.yml", "deploy/compose.monitoring.yml")
 MONITORING = ("prometheus", "alertmanager", "grafana")
@@ -171,12 +169,7 @@ def test_a_stop_under_load_loses_nothing(operated: Project) -> None:
 
 
 def test_two_versions_run_side_by_side(operated: Project, images: str, tmp_path: Path) -> None:
-    tree = next_version(tmp_path / "tree")
-    for name in ("deploy", "configs"):
-        shutil.copytree(ROOT / name, tree / name)
-    for name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE", ".dockerignore",
-                 "docker-compose.yml"):  # fmt: skip
-        shutil.copy(ROOT / name, tree / name)
+    tree = engine.copy_tree(next_version(tmp_path / "tree"))
     later = f"{images}-next"
     engine.build(tree, later)
     try:

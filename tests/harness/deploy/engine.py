@@ -39,6 +39,12 @@ INDEX_PORT = 18778
 REDIS_IMAGE = "valkey/valkey:9.1-alpine"
 #: The status of a process that SIGKILL has ended.
 KILLED = 137
+#: What the images are built from.
+TREE = (
+    "headrace", "api", "workers", "handlers", "extensions", "configs", "deploy", "pyproject.toml",
+    "constraints.txt", "README.md", "LICENSE", ".dockerignore", "docker-compose.yml",
+)  # fmt: skip
+#: What the Compose files mount, and the files themselves.
 FOLDERS = ("configs", "models", "tls", "deploy")
 
 
@@ -138,6 +144,15 @@ def _served(wheels: Sequence[Path]) -> Iterator[str]:
         yield f"http://{gateway}:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def copy_tree(folder: Path) -> Path:
+    """Copy what the images are built from, but what is in the folder already."""
+    for name in TREE:
+        if not (folder / name).exists():
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, folder / name)
+    return folder
 
 
 def build(tree: Path, tag: str) -> None:

@@ -122,10 +122,10 @@ def test_the_image_in_place_of_torchserve_answers(images: str, tmp_path: Path) -
     container = docker("run", "--detach", tag)
     try:
         program = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:{}').read())"
-        for path, answer in (("8080/ping", "Healthy"), ("8081/models", "models")):
-            command = ("exec", container, "python", "-c", program.format(path))
+        for asked, answer in (("8080/ping", "Healthy"), ("8081/models", "models")):
+            command = ("exec", container, "python", "-c", program.format(asked))
             wait_until(
-                partial(contains, command, answer), f"{path} answers {answer}",
+                partial(contains, command, answer), f"{asked} answers {answer}",
                 engine.HEALTHY_TIMEOUT_S, engine.POLL_S,
             )  # fmt: skip
         docker("stop", "--time", "60", container)

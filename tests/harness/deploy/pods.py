@@ -28,11 +28,10 @@ import pytest
 import yaml
 
 from tests.harness.deploy import engine, helm
+from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until
 
 START_TIMEOUT_S = 180
-#: The status of `podman healthcheck run` for a probe that fails.
-UNHEALTHY = 1
 _REQUEST = "import urllib.request as u; u.urlopen('http://127.0.0.1:{port}{path}', timeout=5)"
 
 
@@ -45,9 +44,9 @@ def require_podman() -> None:
         pytest.skip(f"podman does not work here: {done.stderr.strip()[-200:]}")
 
 
-def podman(*arguments: str, check: bool = True) -> str:
+def podman(*arguments: str, check: bool = True, cwd: Path = ROOT) -> str:
     """What `podman` prints."""
-    return engine.run("podman", *arguments, check=check).stdout.strip()
+    return engine.run("podman", *arguments, check=check, cwd=cwd).stdout.strip()
 
 
 def load(*images: str) -> None:
@@ -77,7 +76,8 @@ class Pods:
         """Start the pod of an object."""
         path = self._folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all([*self._configs, self._pod(name)]))
-        podman("kube", "play", "--network", self._network, str(path))
+        # Where a limit of memory kills something, it leaves a file `oom` in the folder it began in.
+        podman("kube", "play", "--network", self._network, str(path), cwd=self._folder)
         infra = self._inspect(podman("pod", "inspect", "-f", "{{.InfraContainerID}}", name))
         found = infra["NetworkSettings"]["Networks"][self._network]["IPAddress"]
         self._addresses[name] = found
@@ -128,8 +128,8 @@ class Pods:
 
     def probe(self, name: str) -> int:
         """Run the liveness probe once, as a kubelet does each period; its status."""
-        return engine.run("podman", "healthcheck", "run", self._container(name),
-                          check=False).returncode  # fmt: skip
+        command = ("podman", "healthcheck", "run", self._container(name))
+        return engine.run(*command, check=False, cwd=self._folder).returncode
 
     def readiness(self, name: str) -> Sequence[str]:
         """The command of a pod's readiness probe."""

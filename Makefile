@@ -55,7 +55,7 @@ PROTOC = $(PY) -m grpc_tools.protoc --include_imports -I $(1) -I $$($(PY) -c "im
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup fmt lint types contracts test test-slow test-all check chaos demo docs bench openapi manifests protos kube-tools torchserve clients ray wheelhouse clean
+.PHONY: help setup fmt lint types contracts test test-slow test-all test-containers check chaos demo docs bench openapi manifests protos kube-tools torchserve clients ray wheelhouse clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) \
@@ -90,6 +90,9 @@ test: $(DEV_STAMP)  ## Run the tests, without the slow ones of tests/conftest.py
 
 test-slow: $(DEV_STAMP)  ## Run the slow tests alone (whole systems, browsers, kills)
 	$(PYTEST) -m slow $(ARGS)
+
+test-containers: $(DEV_STAMP)  ## Run the tests on a container engine: images, Compose, pods (DOCKER_HOST)
+	$(PY) -m pytest tests/containers $(ARGS)
 
 test-all: test test-slow  ## Run all tests
 

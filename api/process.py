@@ -216,7 +216,7 @@ def _serve(settings: Settings, inherited: argparse.Namespace) -> None:
     check_certificate(settings)
     for warning in _access_warnings(settings, redis_url):
         logger.warning("%s", warning)
-    catalog = load_models(settings, lenient=True)
+    catalog = load_models(settings, needed=lambda _: False)
     stores = build_stores(settings, redis_url)
     try:
         stores.check()

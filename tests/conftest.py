@@ -99,13 +99,11 @@ LONGEST: Final = (
     "extensions/torchserve/compat/test_same.py",
     "unit/handlers/optimize/test_backends.py",
     "integration/model_process/test_variants.py",
-    "e2e/test_images.py",
     "integration/observability/test_monitoring.py",
     "bench/test_runs.py",
     "extensions/tuning/integration/tune/test_apply.py",
     "chaos/test_registry_kills.py",
     "e2e/test_documents.py",
-    "e2e/test_compose.py",
     "extensions/openai/integration/api/test_inference.py",
     "extensions/openai/integration/api/test_responses.py",
     "extensions/openai/integration/api/test_tools.py",
@@ -147,7 +145,10 @@ def is_slow(path: Path) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not even import slow modules where `-m "not slow"` would deselect all their tests."""
+    """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`."""
+    if collection_path == TESTS / "containers":
+        return config.args_source is config.ArgsSource.TESTPATHS or None
+    # Nothing is imported where `-m "not slow"` would deselect all its tests.
     if config.option.markexpr != "not slow" or TESTS not in collection_path.parents:
         return None
     return True if is_slow(collection_path) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,25 +22,33 @@ logger = logging.getLogger(__name__)
 ENVIRONMENTS: Final = "environments"
 
 
-def load_models(settings: Settings, *, lenient: bool = False) -> Catalog:
+def hosted(settings: Settings) -> Callable[[ModelConfig], bool]:
+    """Return whether the labels of a worker with these settings admit a model."""
+    return lambda model: set(model.labels) <= set(settings.worker_labels)
+
+
+def load_models(
+    settings: Settings, *, needed: Callable[[ModelConfig], bool] = lambda _: True
+) -> Catalog:
     """Return the models file with all sources read, unpacked and kept while this process lives.
 
     Args:
         settings: name the models file, and where sources may come from.
-        lenient: whether a source that cannot be read is only logged. Its model then has the keys of
-            the models file, which is enough for a process that does not run it.
+        needed: whether this process needs the source of a model. One that it does not need and
+            cannot read is only logged. Its model then has the keys of the models file.
 
     Raises:
-        ConfigError: the file or a source has mistakes; the message has one line per mistake.
+        ConfigError: the file or a needed source has mistakes; the message has one line per mistake.
     """
     catalog = load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     if all(model.source is None for model in catalog.models.values()):
         return catalog
     reader = SourceReader(settings, catalog.base_dir)
-    problems = read_sources(reader, catalog, settings, catalog.models)
-    if problems and not lenient:
+    must = [name for name, model in catalog.models.items() if needed(model)]
+    others = [name for name in catalog.models if name not in must]
+    if problems := read_sources(reader, catalog, settings, must):
         raise ConfigError("\n".join(problems))
-    for text in problems:
+    for text in read_sources(reader, catalog, settings, others):
         logger.warning("%s; only the models file's keys are known here", text)
     reader.unpacked.prune()
     for name, text in catalog.differing():

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
-from headrace.models.catalog import load_models
+from headrace.models.catalog import hosted, load_models
 from headrace.observability import logs
 from headrace.redis.compatibility import BrokerInfo, check_broker
 from headrace.redis.connection import redact_url
@@ -143,7 +143,7 @@ def _prepare(settings: Settings, component: str) -> str:
     """Return the URL of Redis, after the models file was checked."""
     url = settings.needed_redis_url(f"headrace {component}")
     if component == "worker":
-        load_models(settings)
+        load_models(settings, needed=hosted(settings))
     else:  # a source that cannot be read here is no reason not to start
         load_catalog(settings.models_file, timeout_s=settings.timeout_s)
     return url

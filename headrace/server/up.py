@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.config.settings import Settings
-from headrace.models.catalog import load_models
+from headrace.models.catalog import hosted, load_models
 from headrace.observability import logs
 from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
@@ -71,7 +71,7 @@ class Up:
         """
         settings, options = self._settings, self._options
         require_extras("up", *SERVER_EXTRAS)
-        load_models(settings)
+        load_models(settings, needed=hosted(settings))
         if options.flower:
             components.check_flower(
                 settings.flower_host,

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from headrace.config.model.catalog import Catalog, load_catalog
 from headrace.config.settings import Settings, load_settings
-from headrace.models.catalog import load_models
+from headrace.models.catalog import hosted, load_models
 from headrace.observability import logs
 from headrace.redis.connection import SOCKET_TIMEOUT_S
 from headrace.redis.url import CeleryUrl
@@ -31,7 +31,8 @@ def deployment(
     """Return the settings, and the models and pipelines, that the environment describes.
 
     Args:
-        sources: whether the sources of models must be readable, may be, or are not needed.
+        sources: whether the sources of the models that fit this worker's labels must be readable,
+            all sources may be, or none is needed.
 
     Raises:
         ConfigError: a setting, the models file or a source is invalid.
@@ -39,7 +40,9 @@ def deployment(
     settings = load_settings(None, os.environ, {})
     if sources == "unread":
         return settings, load_catalog(settings.models_file, timeout_s=settings.timeout_s)
-    return settings, load_models(settings, lenient=sources == "optional")
+    if sources == "optional":
+        return settings, load_models(settings, needed=lambda _: False)
+    return settings, load_models(settings, needed=hosted(settings))
 
 
 def built_on_demand(module: str, build: Callable[[], Celery]) -> Callable[[str], Celery]:

@@ -82,6 +82,12 @@ def merge(base: Any, over: Any, key: str = "") -> Any:
     return base + [item for item in over if item not in base]
 
 
+def seconds(duration: str) -> float:
+    """A duration as Compose writes it: what ours use."""
+    assert duration.endswith("s"), duration
+    return float(duration[:-1])
+
+
 def _normal(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: _normal(item, name) for name, item in value.items()}

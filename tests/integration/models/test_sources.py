@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import unpack
-from headrace.models.catalog import load_models
+from headrace.models.catalog import hosted, load_models
 from headrace.models.download import Downloader, Unreachable
 from headrace.models.source import SourceReader, digest_of
 from tests.harness.archives import MODEL, good_members, write_folder, write_tar, write_zip
@@ -343,11 +344,20 @@ def test_a_process_that_runs_no_model_goes_on_without_its_source(
     path = tmp_path / "models.yaml"
     path.write_text("models: {m: {source: gone.zip, version: '7'}, echo: {handler: echo}}")
     settings = Settings(models_file=path, state_dir=tmp_path / "state")
-    catalog = load_models(settings, lenient=True)
+    catalog = load_models(settings, needed=lambda _: False)
     assert {name: model.version for name, model in catalog.models.items()} == {
         "m": "7", "echo": "1.0",
     }  # fmt: skip
     assert "only the models file's keys are known here" in caplog.text
+
+
+def test_a_worker_needs_the_sources_of_the_models_that_its_labels_admit(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("models: {m: {source: gone.zip, labels: [zone=b]}, echo: {handler: echo}}")
+    other = Settings(models_file=path, state_dir=tmp_path / "state", worker_labels=("zone=a",))
+    assert set(load_models(other, needed=hosted(other)).models) == {"m", "echo"}
+    own = msgspec.structs.replace(other, worker_labels=("zone=a", "zone=b"))
+    assert "gone.zip: it does not exist" in refusal(lambda: load_models(own, needed=hosted(own)))
 
 
 def test_a_number_for_all_workers_replaces_those_for_each(tmp_path: Path) -> None:

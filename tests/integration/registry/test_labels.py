@@ -45,6 +45,8 @@ def hosts(redis_db: RedisServer, tmp_path: Path) -> Iterator[Hosts]:
         tmp_path,
         everywhere={"handler": "echo"},
         special={"handler": "echo", "labels": ["gpu=a100"]},
+        # Only hosts that are not here have its source.
+        elsewhere={"source": "elsewhere.zip", "version": "1", "labels": ["zone=c"]},
     )
     with ExitStack() as stack:
         api = stack.enter_context(

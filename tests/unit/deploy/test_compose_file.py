@@ -31,7 +31,7 @@ from headrace.server import components, health_probe
 from headrace.server.extension import processes
 from headrace.server.gpus import Device
 from tests.harness.deploy import compose_file
-from tests.harness.deploy.containers import seconds
+from tests.harness.deploy.compose_file import seconds
 
 ROOT = Path(__file__).parents[3]
 CPU = [ROOT / "docker-compose.yml"]

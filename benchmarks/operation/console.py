@@ -225,10 +225,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1_000_000, help="in Redis")
     parser.add_argument("--failed", type=int, default=10_000, help="of each model")
     parser.add_argument("--consoles", type=int, default=CONSOLES)
+    parser.add_argument("--reads", type=int, default=READS, help="of each page")
     parser.add_argument("--write", action="store_true", help="put it into docs/performance.md")
     options = parser.parse_args()
     table = Table("", "p50, ms", "p95, ms", "CPU of the API, ms", "of Redis, ms", "KiB")
-    load = Table("", "share of a core of the API", "of Redis", "p50, ms", "p95, ms")
+    load = Table("", "polls a second", "core of the API", "of Redis", "p50, ms", "p95, ms")
     with redis_server() as server, tempfile.TemporaryDirectory() as name, server.client() as raw:
         began = time.monotonic()
         some = fill(server, options.jobs, options.failed)
@@ -251,13 +252,14 @@ def main() -> None:
         ):
             wait_until(lambda: answers(f"{url}/live"), "the API answers", 60)
             for words, page in pages(some).items():
-                times = measure_page(http, page, (api.pid, info["process_id"]))
+                times = measure_page(http, page, (api.pid, info["process_id"]), options.reads)
                 cells = (f"{value:.1f}" for value in (*times[:4], times.size_bytes / 1024))
                 table.add(words, *cells)
             for consoles in (0, options.consoles):
                 polls, shares = measure_consoles(url, api.pid, info["process_id"], consoles)
                 p50, p95 = (polls[len(polls) * n // 100] if polls else 0 for n in (50, 95))
-                load.add(f"{consoles} consoles", *(f"{share:.1f} %" for share in shares),
+                load.add(f"{consoles} consoles", f"{len(polls) / LOAD_S:.0f}",
+                         *(f"{share:.1f} %" for share in shares),
                          f"{p50:.1f}", f"{p95:.1f}")  # fmt: skip
     if options.write:
         write_tables("console", f"{options.jobs:,} jobs.", table, load)

@@ -264,7 +264,7 @@ def series(
     until: datetime | float | str | None = None,
     step: Literal["minute", "hour"] | None = None,
 ) -> Plan[Series]:
-    """Return what a model did by minute (of 24 hours) or by hour (of 30 days).
+    """Return what a model did by minute (of 24 hours) or by hour (of 30 days), 1,440 at most.
 
     Args:
         since: by default 60 steps before `until`.
@@ -273,7 +273,6 @@ def series(
 
     Raises:
         ModelNotFound: no model has this name.
-        InvalidRequest: the time has more than 1,440 steps.
     """
     given = {
         "since": None if since is None else moment(since),

@@ -112,11 +112,14 @@ def _canonical(value: str) -> str:
 
 #: How many jobs are read in one call: Redis serves others in between.
 CALL_JOBS: Final = 500
+#: How many are read of all models together before the time is looked at, and of each at least.
+ROUND_JOBS: Final = 5_000
+CALL_JOBS_MIN: Final = 50
 #: How many jobs are read for one page, and for how long. If few of them match, the page is short.
 PAGE_JOBS: Final = 100_000
 PAGE_S: Final = 0.15
 #: How many failures are read for one page at most, of those whose records decide.
-PAGE_FAILED: Final = 20_000
+PAGE_FAILED: Final = 4_000
 
 
 class JobPlace(NamedTuple):
@@ -173,11 +176,12 @@ async def list_jobs(
         BrokerUnavailable: Redis does not answer.
     """
     walks = [_Walk(model, before) for model in models]
+    at_once = min(CALL_JOBS, max(CALL_JOBS_MIN, ROUND_JOBS // max(1, len(models))))
     last_walks, left, stop_at = walks, PAGE_JOBS, time.monotonic() + PAGE_S
     while True:
         for walk in last_walks:
-            await _read_on(queue, walk, search, limit)
-        left -= CALL_JOBS * len(last_walks)
+            await _read_on(queue, walk, search, limit, at_once)
+        left -= at_once * len(last_walks)
         unfinished = [walk for walk in walks if walk.more]
         # All jobs up to this place are known; older ones may be missing.
         reached = max((walk.at for walk in unfinished if walk.at is not None), default=None)
@@ -237,10 +241,12 @@ async def list_failed(
     return JobPage(fitting, places[-1] if more else None)
 
 
-async def _read_on(queue: JobQueue, walk: _Walk, search: JobSearch, limit: int) -> None:
+async def _read_on(
+    queue: JobQueue, walk: _Walk, search: JobSearch, limit: int, at_once: int
+) -> None:
     call = script("queues/list_jobs").call(
         [], walk.model, *(walk.at or ("", "")), search.since_us, "".join(sorted(search.states)),
-        limit - len(walk.places), CALL_JOBS, search.owner or "",
+        limit - len(walk.places), at_once, search.owner or "",
         *chain.from_iterable(search.metadata_texts),
     )  # fmt: skip
     more, *texts = await queue.call(call)

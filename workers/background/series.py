@@ -23,6 +23,7 @@ from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.connection import connect
+from headrace.redis.outages import OUTAGE_LINES
 from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import Arg, Command, pages_of, script
 from headrace.redis.scripts import queues as queue_scripts
@@ -70,7 +71,9 @@ class SeriesWriter:
                     # Counters of the last second arrive then, and other writers at other times.
                     wait_s = self._minute_s * (1 + random.uniform(0.015, 0.035)) - into_s  # noqa: S311
                 except (BrokerError, RedisError, OSError) as error:
-                    logger.warning("time series wait for Redis: %s", error)
+                    if (more := OUTAGE_LINES.allows("series")) is not None:
+                        reason = {"reason": str(error)}
+                        logger.warning("time series wait for Redis%s", more, extra=reason)
                     wait_s = AGAIN_S
         finally:
             self._client.close()

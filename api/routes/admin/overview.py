@@ -18,7 +18,6 @@ from api.http.messages import Reply, Request, json_reply
 from api.routes.jobs.listing import Instant, instant_us
 from api.services import Services
 from api.submission.decoding import read_query
-from headrace.errors import InvalidRequest
 from headrace.observability import series
 from headrace.redis.clock import US_PER_S
 from headrace.schema.overview import Findings, Series
@@ -84,12 +83,7 @@ async def get_series(services: Services, request: Request, model: str) -> Reply:
     first = end - _DEFAULT
     if query.since is not UNSET:
         first = instant_us("since", str(query.since)) // step_us
-    if end - first > BUCKETS_MAX:
-        raise InvalidRequest(
-            f"{end - first:,} steps are more than {BUCKETS_MAX:,}",
-            hint="Ask for a shorter time, or for step=hour.",
-        )
-    first = min(max(first, 0), end)
+    first = min(max(first, end - BUCKETS_MAX, 0), end)
     (buckets,) = await read_buckets(services.queue, [name], ring, first, end)
     return json_reply(Series(**span_of(ring, first, end), model=name, series=columns_of(buckets)))
 

@@ -19,7 +19,7 @@ SAMPLE: Final = 1000
 #: Prefixes of keys that always have a TTL.
 BOUNDED: Final = (
     b"celery-task-meta-", b"hr:worker:", b"hr:api:", b"hr:run:", b"hr:background:alive:",
-    b"hr:jobs:", b"hr:rate:", b"hr:tokens:", b"hr:batch:", b"hr:letter:",
+    b"hr:jobs:", b"hr:series:", b"hr:rate:", b"hr:tokens:", b"hr:batch:", b"hr:letter:",
 )  # fmt: skip
 OURS: Final = (b"hr:", b"headrace", b"celery", b"_kombu", b"unacked")
 _FSYNC: Final = {

@@ -179,6 +179,23 @@ class Mask:
         return bits
 
 
+class _Key(NamedTuple):
+    text: str
+    regex: bool
+
+
+def _give(grammar: Grammar, future: Future[Any], result: Any) -> None:
+    """Give a matcher, llguidance's reason or an error to one that waits, if it still does."""
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    elif isinstance(result, str):
+        future.set_exception(grammar.error(result))
+    else:
+        future.set_result(result)
+
+
 class Shapes:
     """Compiles shapes for one model in threads of its own, and keeps those that were used last."""
 
@@ -186,14 +203,14 @@ class Shapes:
         self._tokenizer = tokenizer
         self._end_tokens = list(end_tokens)
         self._threads = ThreadPoolExecutor(_COMPILERS, "shapes")
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._compiler: Any = None
-        # A matcher, or llguidance's reason against the shape, for each; and those in work.
-        self._kept: OrderedDict[tuple[str, bool], Any] = OrderedDict()
-        self._in_work: set[tuple[str, bool]] = set()
+        # A matcher, or llguidance's reason against the shape, for each; and who waits for others.
+        self._kept: OrderedDict[_Key, Any] = OrderedDict()
+        self._waiting: dict[_Key, list[tuple[Grammar, Future[Any]]]] = {}
 
     def compiled(self, grammar: Grammar) -> Future[Any]:
-        """Return the matcher of a shape, for `mask`.
+        """Return the matcher of a shape, for `mask`; at once if it is kept.
 
         The future raises an InputError if the shape, or the model, is one for which there are no
         masks.
@@ -206,30 +223,37 @@ class Shapes:
             raise InputError(
                 f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
             )
-        return self._threads.submit(self._matcher, grammar)
+        key, future = _Key(grammar.text, grammar.regex), Future[Any]()
+        with self._lock:
+            if (kept := self._kept.get(key)) is not None:
+                self._kept.move_to_end(key)
+            elif key in self._waiting:
+                self._waiting[key].append((grammar, future))
+            else:
+                self._waiting[key] = [(grammar, future)]
+                self._threads.submit(self._work, key, grammar)
+        if kept is not None:
+            _give(grammar, future, kept)
+        return future
 
-    def _matcher(self, grammar: Grammar) -> Any:
-        key = (grammar.text, grammar.regex)
-        with self._changed:
-            self._changed.wait_for(lambda: key not in self._in_work)
-            found = self._kept.get(key)
-            if found is None:
-                self._in_work.add(key)
+    def _work(self, key: _Key, grammar: Grammar) -> None:
+        """Compile a shape for those that wait for it."""
+        with self._lock:
+            if all(future.cancelled() for _, future in self._waiting[key]):
+                del self._waiting[key]
+                return
         try:
-            if found is None:
-                found = self._compile(grammar)
-        finally:
-            with self._changed:
-                self._in_work.discard(key)
-                if found is not None:
-                    self._kept[key] = found
-                    self._kept.move_to_end(key)
+            result = self._compile(grammar)
+        except BaseException as error:  # noqa: BLE001 - it is that of all that wait
+            result = error
+        with self._lock:
+            waiting = self._waiting.pop(key)
+            if not isinstance(result, BaseException):
+                self._kept[key] = result
                 if len(self._kept) > _KEPT:
                     self._kept.popitem(last=False)
-                self._changed.notify_all()
-        if isinstance(found, str):
-            raise grammar.error(found)
-        return found
+        for own, future in waiting:
+            _give(own, future, result)
 
     def _compile(self, grammar: Grammar) -> Any:
         """Return the matcher of a shape, or llguidance's reason against it."""
@@ -253,7 +277,7 @@ class Shapes:
             raise InputError(
                 f"{field}: the server lacks llguidance; install headrace[structured] there"
             ) from None
-        with self._changed:
+        with self._lock:
             if self._compiler is None:
                 if not self._end_tokens:
                     raise InputError(f"{field}: the model has no end token; leave it out")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from api.grpc.protos import Protos
+from extensions.inference_protocols.jobs.over_http import LONG_BYTES, Parsed
 from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
 from extensions.inference_protocols.tensors.envelope import Tensor
 from extensions.inference_protocols.tensors.requests import (
@@ -42,6 +45,20 @@ def parameters_of(message: Any) -> dict[str, Value]:
         if kind is not None:
             found[name] = getattr(parameter, kind)
     return found
+
+
+async def parsed_message(read: Callable[[], Parsed], message: Any) -> Parsed:
+    """Return what `read` makes of a message; one with many values is read in a thread."""
+    if message.ByteSize() < LONG_BYTES:
+        return read()
+    return await asyncio.to_thread(read)
+
+
+async def request_of(message: Any) -> InferRequest:
+    """Return the request of a message; errors as for `read_request`."""
+    if message.raw_input_contents:
+        return read_request(message)  # its values are not looked at
+    return await parsed_message(partial(read_request, message), message)
 
 
 def read_request(message: Any) -> InferRequest:

@@ -14,7 +14,7 @@ from api.submission.job_request import idempotency_key, request_trace
 from extensions.inference_protocols.grpc.messages import (
     PACKAGE,
     PROTOS,
-    read_request,
+    request_of,
     write_response,
 )
 from extensions.inference_protocols.grpc.stream import stream_infer
@@ -125,7 +125,7 @@ async def _infer(services: Services, request: Request, message: Any, context: An
         request.caller, request.header, idempotency_key(request), trace=request_trace(request)
     )
     try:
-        asked = read_request(message)
+        asked = await request_of(message)
         validated = job_request(services, call, model, asked)
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)

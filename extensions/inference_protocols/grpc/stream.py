@@ -22,7 +22,7 @@ from api.submission.job_request import request_trace
 from extensions.inference_protocols.grpc.messages import (
     InferResponse,
     StreamResponse,
-    read_request,
+    request_of,
     write_response,
 )
 from extensions.inference_protocols.jobs.inference import JOB, Call, job_request, outputs_of
@@ -99,7 +99,7 @@ class _Stream:
         model = await model_for(services, message.model_name, message.model_version)
         call = Call(request.caller, request.header, trace=request_trace(request))
         try:
-            asked = read_request(message)
+            asked = await request_of(message)
             wants_final = asked.parameters.pop(_WANTS_FINAL, False) is True
             validated = job_request(services, call, model, asked)
         except HeadraceError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Mapping
 from typing import Any, Final
 
 from extensions.inference_protocols.grpc.messages import PROTOS
 from extensions.inference_protocols.tensorflow.requests import TYPES
 from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
+    SHOWN_CHARS,
     SIZES,
     Raw,
     elements,
@@ -19,6 +21,7 @@ from extensions.inference_protocols.tensors.datatypes import (
     values_of,
 )
 from extensions.inference_protocols.tensors.envelope import Tensor
+from extensions.inference_protocols.tensors.requests import BYTES_VALUES_MAX
 from headrace.errors import InvalidRequest, PayloadTooLarge
 
 TensorProto: Final = PROTOS.message("tensorflow.TensorProto")
@@ -37,37 +40,64 @@ _FIELDS: Final = {
 _HALVES: Final = ("FP16", "BF16")
 
 
-def tensor_of(name: str, message: Any, limit_bytes: int) -> Tensor:
-    """Return a message as a tensor. Its last value fills what is left of its shape.
+def tensors_of(messages: Mapping[str, Any], limit_bytes: int) -> list[Tensor]:
+    """Return messages as tensors, which together have at most so many bytes.
+
+    A message of a few bytes can have a shape of any size, as its last value fills what is left.
 
     Raises:
-        InvalidRequest: it cannot be read.
-        PayloadTooLarge: it has more bytes than the limit.
+        InvalidRequest: one cannot be read.
+        PayloadTooLarge: they have more bytes than the limit.
     """
+    tensors: list[Tensor] = []
+    for name, message in messages.items():
+        tensors.append(_tensor(name, message, limit_bytes))
+        limit_bytes -= len(tensors[-1].data)
+    return tensors
+
+
+def _tensor(name: str, message: Any, left_bytes: int) -> Tensor:
+    shown = name[:SHOWN_CHARS]
     datatype, shape = _DATATYPES.get(message.dtype), [one.size for one in message.tensor_shape.dim]
     if datatype is None:
         known = _TYPE.values_by_number.get(message.dtype)
         kind = known.name if known is not None else message.dtype
-        raise InvalidRequest(f"input '{name[:256]}' has the type {kind}, which no model here takes")
+        raise InvalidRequest(f"input '{shown}' has the type {kind}, which no model here takes")
     size = size_of(name, datatype, shape)
-    values = list(getattr(message, _FIELDS.get(datatype, "int_val")))
     if message.tensor_content:
         if datatype == BYTES:
-            raise InvalidRequest(f"input '{name[:256]}' has tensor_content. Send it as string_val")
+            raise InvalidRequest(f"input '{shown}' has tensor_content. Send it as string_val")
         return Tensor(name, datatype, shape, message.tensor_content)
-    count = size // (SIZES[datatype] or 1)
+    values, count = getattr(message, _FIELDS.get(datatype, "int_val")), size // _length(datatype)
     if len(values) > count:
-        raise InvalidRequest(f"input '{name[:256]}' has {len(values)} values, its shape {count}")
-    if missing := count - len(values):
-        last: Any = values[-1] if values else b"" if datatype == BYTES else 0
-        if missing * (len(last) + 4 if datatype == BYTES else SIZES[datatype]) > limit_bytes:
-            raise PayloadTooLarge(
-                f"input '{name[:256]}' has more than {limit_bytes} bytes once its last value fills "
-                "its shape",
-                hint="Send a smaller input, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
-            )
-        values += [bool(last) if datatype == "BOOL" else last] * missing
-    return Tensor(name, datatype, shape, _raw(datatype, values))
+        raise InvalidRequest(f"input '{shown}' has {len(values)} values, its shape {count}")
+    if datatype == BYTES and count > BYTES_VALUES_MAX:
+        raise InvalidRequest(
+            f"input '{shown}' has {count} values, and a tensor of BYTES at most {BYTES_VALUES_MAX}"
+        )
+    # Refused before anything of its size is made.
+    if count * _length(datatype) > left_bytes:
+        raise _too_large(shown)
+    raw, missing = _raw(datatype, list(values)), count - len(values)
+    if not missing:
+        return Tensor(name, datatype, shape, raw)
+    # Without a value it is zero, or the length of no bytes.
+    last = _raw(datatype, [values[-1]]) if values else bytes(SIZES[datatype] or 4)
+    if len(raw) + missing * len(last) > left_bytes:
+        raise _too_large(shown)
+    return Tensor(name, datatype, shape, bytes(raw) + bytes(last) * missing)
+
+
+def _length(datatype: str) -> int:
+    """Return the least bytes of a value."""
+    return SIZES[datatype] or 1
+
+
+def _too_large(name: str) -> PayloadTooLarge:
+    return PayloadTooLarge(
+        f"input '{name}' makes the tensors of the request larger than body_limit_bytes",
+        hint="Send a smaller shape, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES).",
+    )
 
 
 def _raw(datatype: str, values: list[Any]) -> Raw:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from google.protobuf import json_format
@@ -12,7 +12,7 @@ from api.grpc.calls import Method
 from api.grpc.server import Methods
 from api.http.messages import Request
 from api.services import Services
-from extensions.inference_protocols.grpc.messages import PROTOS
+from extensions.inference_protocols.grpc.messages import PROTOS, parsed_message
 from extensions.inference_protocols.jobs.inference import (
     JOB,
     job_request,
@@ -24,7 +24,7 @@ from extensions.inference_protocols.tensorflow import answers, calls
 from extensions.inference_protocols.tensorflow.messages import (
     document_of_examples,
     message_of,
-    tensor_of,
+    tensors_of,
 )
 from extensions.inference_protocols.tensorflow.requests import SIGNATURE, check_signature
 from extensions.inference_protocols.tensorflow.status import members, signatures_of, state_of
@@ -76,8 +76,7 @@ async def _predict(services: Services, request: Request, message: Any, context: 
     declared, limit_bytes = declaration_of(model), services.settings.body_limit_bytes
 
     def read() -> list[InferRequest]:
-        given = message.inputs.items()
-        inputs = [tensor_of(name, one, limit_bytes) for name, one in given]
+        inputs = tensors_of(message.inputs, limit_bytes)
         if declared.native and [one[:2] for one in inputs] == [(INPUT.name, BYTES)]:
             values = elements(inputs[0].data)
             calls.check_count(INPUT.name, len(values))
@@ -85,18 +84,24 @@ async def _predict(services: Services, request: Request, message: Any, context: 
         return [InferRequest(inputs, [RequestedOutput(name) for name in message.output_filter])]
 
     response = _response("Predict", model)
-    for one in await _outputs(services, request, context, model, read):
+    for one in await _outputs(services, request, context, model, message, read):
         response.outputs[one.name].CopyFrom(message_of(one))
     return response
 
 
 async def _outputs(
-    services: Services, request: Request, context: Any, model: ModelConfig, read: Any
+    services: Services,
+    request: Request,
+    context: Any,
+    model: ModelConfig,
+    message: Any,
+    read: Callable[[], list[InferRequest]],
 ) -> Sequence[Tensor]:
     """Run the jobs of a request, and return their outputs as those of one."""
     try:
         jobs = [
-            job_request(services, call_of(request, at), model, one) for at, one in enumerate(read())
+            job_request(services, call_of(request, at), model, one)
+            for at, one in enumerate(await parsed_message(read, message))
         ]
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)
@@ -121,7 +126,7 @@ async def _of_examples(
     def read() -> list[InferRequest]:
         return calls.requests_of(document_of_examples(message.input), None, declared, verb)
 
-    return model, declared, await _outputs(services, request, context, model, read)
+    return model, declared, await _outputs(services, request, context, model, message, read)
 
 
 async def _classify(services: Services, request: Request, message: Any, context: Any) -> Any:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -499,6 +500,36 @@ def test_others_go_on_while_a_shape_compiles(monkeypatch: pytest.MonkeyPatch) ->
     finally:
         may_end.set()
         model.engine.close()
+
+
+def test_a_shape_that_compiles_long_holds_up_no_other_shape(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+    compile_now = Shapes._compile
+
+    def held(shapes: Shapes, grammar: Grammar) -> Any:
+        assert not grammar.text.startswith("slow") or may_end.wait(60)
+        return compile_now(shapes, grammar)
+
+    monkeypatch.setattr(Shapes, "_compile", held)
+    shapes = Shapes(load_tokenizer(INCLUDED), [0])
+
+    def compiled(text: str) -> Future[Any]:
+        return shapes.compiled(Grammar(text, [("regex", "expression")], regex=True))
+
+    try:
+        cancelled, *slow = [compiled("slow [a-z]") for _ in range(4)]
+        cancelled.cancel()
+        compiled("[a-z]").result(60)
+        slow.append(compiled("slower [a-z]"))
+        # Both threads have work, and what is kept needs none.
+        assert compiled("[a-z]").done()
+        assert not any(one.done() for one in slow)
+        may_end.set()
+        assert len({id(one.result(60)) for one in slow}) == 2
+    finally:
+        may_end.set()
 
 
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "paint"}}])

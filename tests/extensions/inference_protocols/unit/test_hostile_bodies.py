@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from extensions.inference_protocols.handlers.arrays import read_input
 from extensions.inference_protocols.http.bodies import read_request
+from extensions.inference_protocols.tensorflow.messages import TensorProto, tensors_of
 from extensions.inference_protocols.tensors.datatypes import SIZES
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from extensions.inference_protocols.tensors.requests import InferRequest, check, envelope_of
 from headrace.config.inputs.tensors import DeclaredTensor
-from headrace.errors import InvalidRequest
+from headrace.errors import InvalidRequest, PayloadTooLarge
 
 #: Often right, so that the checks behind the first are reached too.
 NUMBERS = st.sampled_from([-1, 0, 1, 2, 4, 8, 2**31, 2**63, 2**70]) | st.integers()
@@ -62,6 +63,45 @@ def test_a_long_shape_and_long_names_are_refused_in_a_few_words() -> None:
         with pytest.raises(InvalidRequest) as refused:
             check(InferRequest([tensor], id="i" * 1_000_000), model)
         assert len(refused.value.message) < 5000
+
+
+def filled(datatype: str, *shape: int, **values: Any) -> Any:
+    sizes = {"dim": [{"size": size} for size in shape]}
+    return TensorProto(dtype=f"DT_{datatype}", tensor_shape=sizes, **values)
+
+
+@pytest.mark.parametrize(
+    ("messages", "error"),
+    [
+        ([filled("FLOAT", 1000)] * 3, PayloadTooLarge),
+        ([filled("FLOAT", 2**60)], PayloadTooLarge),
+        ([filled("STRING", 200, string_val=[b"x" * 100])], PayloadTooLarge),
+        ([filled("STRING", 2_000_000)], InvalidRequest),
+        # Each value takes one byte in the message.
+        ([filled("INT64", 2000, int64_val=[1] * 2000)], PayloadTooLarge),
+    ],
+)
+def test_a_short_message_makes_no_large_tensors(
+    messages: list[Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        tensors_of({str(n): message for n, message in enumerate(messages)}, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("message", "raw"),
+    [
+        (filled("BOOL", 3, bool_val=[False, True]), b"\0\1\1"),
+        (filled("HALF", 2, half_val=[0x3C00]), b"\0\x3c" * 2),
+        (filled("INT16", 2), bytes(4)),
+        (filled("STRING", 3, string_val=[b"a"]), b"\1\0\0\0a" * 3),
+        (filled("STRING", 2), bytes(8)),
+        (filled("DOUBLE", 0), b""),
+    ],
+)
+def test_the_last_value_fills_the_shape(message: Any, raw: bytes) -> None:
+    (tensor,) = tensors_of({"x": message}, 100)
+    assert tensor.data == raw
 
 
 @given(REQUESTS, st.binary(max_size=40), st.sampled_from(list(SIZES)), st.integers(-2, 2))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,9 @@ from headrace.errors import InputError
 
 #: How many compiled shapes a process keeps.
 _KEPT: Final = 32
+#: For how long they were compiled in all, in seconds of a CPU. llguidance does not tell what memory
+#: a shape takes; it grows with this time, by some 65 MB a second.
+_KEPT_CPU_S: Final = 8.0
 #: How many are compiled at a time, so that a large one does not hold up all others.
 _COMPILERS: Final = 2
 #: The most characters of a shape, as JSON.
@@ -205,8 +209,9 @@ class Shapes:
         self._threads = ThreadPoolExecutor(_COMPILERS, "shapes")
         self._lock = threading.Lock()
         self._compiler: Any = None
-        # A matcher, or llguidance's reason against the shape, for each; and who waits for others.
-        self._kept: OrderedDict[_Key, Any] = OrderedDict()
+        # A matcher, or llguidance's reason against the shape, and the seconds that it took, for
+        # each; and who waits for others.
+        self._kept: OrderedDict[_Key, tuple[Any, float]] = OrderedDict()
         self._waiting: dict[_Key, list[tuple[Grammar, Future[Any]]]] = {}
 
     def compiled(self, grammar: Grammar) -> Future[Any]:
@@ -233,7 +238,7 @@ class Shapes:
                 self._waiting[key] = [(grammar, future)]
                 self._threads.submit(self._work, key, grammar)
         if kept is not None:
-            _give(grammar, future, kept)
+            _give(grammar, future, kept[0])
         return future
 
     def _work(self, key: _Key, grammar: Grammar) -> None:
@@ -242,6 +247,7 @@ class Shapes:
             if all(future.cancelled() for _, future in self._waiting[key]):
                 del self._waiting[key]
                 return
+        started = time.thread_time()
         try:
             result = self._compile(grammar)
         except BaseException as error:  # noqa: BLE001 - it is that of all that wait
@@ -249,11 +255,16 @@ class Shapes:
         with self._lock:
             waiting = self._waiting.pop(key)
             if not isinstance(result, BaseException):
-                self._kept[key] = result
-                if len(self._kept) > _KEPT:
-                    self._kept.popitem(last=False)
+                self._kept[key] = result, time.thread_time() - started
+                self._drop()
         for own, future in waiting:
             _give(own, future, result)
+
+    def _drop(self) -> None:
+        """Keep no more than may be kept, and at least the newest."""
+        total_s = sum(seconds for _, seconds in self._kept.values())
+        while len(self._kept) > _KEPT or (total_s > _KEPT_CPU_S and len(self._kept) > 1):
+            total_s -= self._kept.popitem(last=False)[1][1]
 
     def _compile(self, grammar: Grammar) -> Any:
         """Return the matcher of a shape, or llguidance's reason against it."""

@@ -19,6 +19,7 @@ import pytest
 import torch
 from typing_extensions import override
 
+from handlers.generation import structure
 from handlers.generation.engine import Engine, NewTokens, Prompt
 from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.structure import Grammar, Shapes
@@ -530,6 +531,19 @@ def test_a_shape_that_compiles_long_holds_up_no_other_shape(
         assert len({id(one.result(60)) for one in slow}) == 2
     finally:
         may_end.set()
+
+
+def test_shapes_that_took_long_to_compile_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(structure, "_KEPT_CPU_S", 0.0)
+    shapes = Shapes(load_tokenizer(INCLUDED), [0])
+
+    def compiled(text: str) -> Future[Any]:
+        return shapes.compiled(Grammar(text, [("regex", "expression")], regex=True))
+
+    for text in ("[a-z]+", "[0-9]+"):
+        compiled(text).result(60)
+        assert compiled(text).done()
+    assert [key.text for key in shapes._kept] == ["[0-9]+"]
 
 
 @pytest.mark.parametrize("choice", ["required", {"function": {"name": "paint"}}])

@@ -41,7 +41,7 @@ _HALVES: Final = ("FP16", "BF16")
 
 
 def tensors_of(messages: Mapping[str, Any], limit_bytes: int) -> list[Tensor]:
-    """Return messages as tensors, which together have at most so many bytes.
+    """Return messages as tensors, which together have at most `limit_bytes`.
 
     A message of a few bytes can have a shape of any size, as its last value fills what is left.
 

@@ -70,25 +70,6 @@ def weighed(count: int, size: int) -> list[dict[str, int]]:
     return [{"first": n % 256, "bytes": size} for n in range(count)]
 
 
-def test_a_stage_runs_at_its_own_priority(site: PipelineSite) -> None:
-    site.api.http.post("/api/v1/queues/headrace.weigh/pause").raise_for_status()
-    try:
-        job_id = site.submit("offline_end", {"pieces": 2, "size": 1}, priority=3)
-        path = "/api/v1/queues"
-        wait_until(
-            lambda: (
-                {q["name"]: q for q in site.api.http.get(path).json()["queues"]}["headrace.weigh"][
-                    "depth"
-                ]["9"]
-                == 2
-            ),
-            "the second stage waits at step 9",
-        )
-    finally:
-        site.api.http.post("/api/v1/queues/headrace.weigh/resume").raise_for_status()
-    assert site.result(job_id) == weighed(2, 1)
-
-
 @pytest.mark.parametrize("size", [1, 100_000], ids=["in the message", "in the store"])
 def test_a_list_is_spread_over_the_next_model(site: PipelineSite, size: int) -> None:
     job_id = site.submit("pieces", {"pieces": 5, "size": size})
@@ -335,3 +316,23 @@ def test_jobs_that_wait_in_a_paused_queue_run_once_it_is_resumed(site: PipelineS
     assert site.job(job_id)["status"] == "queued"
     assert site.api.http.post(f"{queue}/resume").status_code == 200
     assert site.ended(job_id, 30)["status"] == "succeeded"
+
+
+def test_a_stage_runs_at_its_own_priority(site: PipelineSite) -> None:
+    site.api.http.post("/api/v1/queues/headrace.weigh/pause").raise_for_status()
+    try:
+        job_id = site.submit("offline_end", {"pieces": 2, "size": 1}, priority=3)
+        path = "/api/v1/queues"
+        wait_until(
+            lambda: (
+                {q["name"]: q for q in site.api.http.get(path).json()["queues"]}["headrace.weigh"][
+                    "depth"
+                ]["9"]
+                == 2
+            ),
+            "the second stage waits at step 9",
+        )
+    finally:
+        site.api.http.post("/api/v1/queues/headrace.weigh/resume").raise_for_status()
+    assert site.result(job_id) == weighed(2, 1)
+

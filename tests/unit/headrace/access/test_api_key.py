@@ -101,7 +101,7 @@ def test_the_documents_table_is_the_one_that_is_used() -> None:
     wanted = [
         (
             one.method,
-            one.path.removesuffix("/{file:path}").replace(":path", ""),
+            one.path.replace(":path", ""),
             shown[one.needs] if isinstance(one.needs, Open) else str(one.needs),
         )
         for one in operations()

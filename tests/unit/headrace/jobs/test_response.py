@@ -8,6 +8,7 @@ import pytest
 from headrace.errors import HandlerError
 from headrace.handler import Response
 from headrace.jobs.job import Job, State
+from headrace.jobs.values.encoding import kombu_bytes
 from headrace.redis.scripts.jobs import Run
 from headrace.response import (
     HEADERS_MAX,
@@ -50,7 +51,8 @@ def test_details_that_cannot_be_read_are_dropped(text: str) -> None:
 
 def test_a_native_client_sees_the_content_type_alone() -> None:
     outcome = encode_result(Response(b"ab", "text/plain", status=299, headers=DETAILS.headers))
-    settlement = succeeded(leased(), outcome[1], outcome[2], 1, Run("1", "0", "0"), "now")
+    body = kombu_bytes(outcome[1])
+    settlement = succeeded(leased(), body, outcome[2], 1, Run("1", "0", "0"), "now")
     kind = str(settlement.value)
     assert split_details(kind) == ("text/plain", DETAILS)
     job = Job("a", "m", "1", State.SUCCEEDED, 1, ended_us=2, result_type=kind)

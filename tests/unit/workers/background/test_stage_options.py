@@ -16,7 +16,7 @@ def options(timeout_s: float, model_s: float) -> Any:
     nothing = dict.fromkeys(("expires_s", "max_retries", "retry_backoff_s", "retry_backoff_max_s"))
     job: Any = SimpleNamespace(step=6, message=SimpleNamespace(**nothing))
     pipeline: Any = SimpleNamespace(stages=[])
-    stage: Any = SimpleNamespace(sources=["input"])
+    stage: Any = SimpleNamespace(sources=["input"], priority=0)
     backend: Any = None
     return PipelineExecution(pipeline, job, backend, time.time() + timeout_s).options(
         stage, model_s

@@ -353,7 +353,7 @@ def test_the_models_file_that_comes_with_headrace_is_right() -> None:
 
 def test_the_schema_file_is_current() -> None:
     assert (CONFIGS / "models.schema.json").read_text() == schema_text(), (
-        "run: python -m headrace.config.model.catalog > configs/models.schema.json"
+        "run: python -m headrace.config.model.models_schema > configs/models.schema.json"
     )
 
 

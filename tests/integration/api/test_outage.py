@@ -79,6 +79,10 @@ def _body_for(method: str, path: str) -> bytes:
             return b""
         case "POST", "profile":
             return b"{}"
+        case "POST", "retry" | "discard" if "/failures/" in path:
+            return b'{"count": 1}'
+        case "POST", "retry" | "drain" | "resume" if "/jobs/" in path or "/workers/" in path:
+            return b""
         case "POST", "status" | "cancel" | "outcomes" | "forget":
             return b'{"ids": ["a"]}'
         case "POST", "batches":

@@ -335,4 +335,3 @@ def test_a_stage_runs_at_its_own_priority(site: PipelineSite) -> None:
     finally:
         site.api.http.post("/api/v1/queues/headrace.weigh/resume").raise_for_status()
     assert site.result(job_id) == weighed(2, 1)
-

@@ -21,8 +21,8 @@ from headrace.errors import InputError
 
 #: How many compiled shapes a process keeps.
 _KEPT: Final = 32
-#: For how long they were compiled in all, in seconds of a CPU. llguidance does not report what memory
-#: a shape takes; it grows with this time, by some 65 MB a second.
+#: For how long they were compiled in all, in seconds of a CPU. llguidance does not report the
+#: memory of a shape; it grows with this time, by some 65 MB a second.
 _KEPT_CPU_S: Final = 8.0
 #: How many are compiled at a time, so that a large one does not hold up all others.
 _COMPILERS: Final = 2

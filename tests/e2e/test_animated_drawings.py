@@ -6,10 +6,7 @@ import base64
 import io
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from playwright.sync_api import Page, expect
 from headrace import Client, errors
 from tests.extensions.torchserve.harness.server import torchserve_folder
 from tests.harness.http.browser import browser, browser_page
+from tests.harness.http.page_server import page_server
 from tests.harness.servers.up import ROOT, RunningUp, running_up
 from tests.harness.wait import wait_until
 
@@ -41,15 +39,8 @@ def script(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def page_url() -> Iterator[str]:
-    handler = partial(SimpleHTTPRequestHandler, directory=str(EXAMPLE))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with page_server(EXAMPLE) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.harness.http.browser import browser, browser_page
+from tests.harness.http.page_server import page_server
 from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
 
@@ -24,15 +22,8 @@ MODELS = {"python_docs": {"handler": "language_model", "max_batch_size": 8}}
 
 @pytest.fixture(scope="module")
 def page_url() -> Iterator[str]:
-    handler = partial(SimpleHTTPRequestHandler, directory=str(EXAMPLES))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with page_server(EXAMPLES) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -209,6 +209,10 @@ def test_a_figure_drawn_on_the_page_dances(up: RunningUp, page_url: str) -> None
         assert dance.evaluate("image => image.decode().then(() => image.naturalWidth)") > 50
         expect(page.locator("#stages li.succeeded")).to_have_count(6)
         page.get_by_role("button", name="Clear").click()
+        go.click()
+        expect(page.get_by_role("alert")).to_contain_text("there is no figure on this drawing")
+        expect(dance).to_have_count(0)  # the earlier dance is not taken for this drawing's
+        watched.complaints.clear()
         page.set_input_files("#file", DRAWINGS[0])
         go.click()
         expect(go).to_be_enabled(timeout=60_000)

@@ -161,7 +161,7 @@ def _table(source: Any) -> Any:
     except (pa.ArrowException, ValueError, TypeError) as error:
         if not hasattr(source, "columns"):
             raise ConfigError(
-                f"a source of type {kind} is no table: {error}",
+                f"a source of type {kind} is no table",
                 hint="Give a DataFrame, or a list of its values.",
             ) from None
         raise ConfigError(

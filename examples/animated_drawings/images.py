@@ -7,7 +7,7 @@ import io
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 MAX_PIXELS = 40_000_000
@@ -23,6 +23,8 @@ def pixels(data: bytes) -> Tensor:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height <= MAX_PIXELS:
                 return tensor(on_paper(image))
+    except UnidentifiedImageError:
+        raise ValueError("this is no picture; send a PNG or a JPEG") from None
     except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:
         raise ValueError(f"this drawing cannot be read: {error}; send a PNG or a JPEG") from None
     raise ValueError(f"this drawing has more than {MAX_PIXELS:,} pixels; send a smaller one")
@@ -35,7 +37,10 @@ def tensor(image: Image.Image) -> Tensor:
 
 
 def on_paper(image: Image.Image) -> Image.Image:
-    """Return an image in RGB; what is transparent becomes white."""
+    """Return an image upright and in RGB; what is transparent becomes white."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits; `convert` would make most of it white
+        image = Image.fromarray((np.asarray(image) // 257).clip(0, 255).astype(np.uint8))
     if image.mode in {"RGBA", "LA", "P"}:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")

@@ -116,12 +116,12 @@ class Predictor:
         settings = _settings(models_file)
         catalog = load_models(settings)
         self._columns = columns
-        with _in_words():
+        with in_words():
             self._model = DirectModel(catalog.get(model), catalog.base_dir, settings, parameters)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run the rows of a table."""
-        with _in_words():
+        with in_words():
             given = list(inputs(table, self._columns))
             return with_ends(table, self._ends(given))
 
@@ -150,7 +150,7 @@ class Predictor:
 
 
 @contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
     """Raise errors that Ray can pickle, with the hint in their text."""
     try:
         yield

@@ -11,10 +11,10 @@ import msgspec
 import pyarrow as pa
 from typing_extensions import override
 
-from extensions.ray.predict import in_actors
+from extensions.ray.predict import in_actors, in_words
 from extensions.ray.tables import Columns, Ended, Given, inputs, with_ends
 from headrace.client import Client
-from headrace.client.inputs import Options
+from headrace.client.inputs import Options, check_options
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import check_id, new_id
 from headrace.runs.engine import Engine
@@ -75,8 +75,9 @@ def submit(
 
     Raises:
         ConfigError: Ray is not installed.
-        InvalidRequest: the run id is not valid.
+        InvalidRequest: the run id is not valid, or there is no such option.
     """
+    check_options(options)
     run = check_id(run_id) if run_id is not None else f"ray-{new_id()}"
     arguments = {
         "run": run, "columns": Columns(input, key, content_type),
@@ -106,7 +107,13 @@ class QueueSender:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Run the rows of a table, and wait for all of them."""
-        given = list(inputs(table, self._columns))
+        with in_words():
+            given = list(inputs(table, self._columns))
+            rows = self._rows(given)
+        rows.sort(key=lambda row: row.n)
+        return with_ends(table, [_ended(row) for row in rows])
+
+    def _rows(self, given: Sequence[Given]) -> list[Row]:
         ids = job_ids(self._run, self._spec.model, given)
         rows: list[Row] = []
         engine = Engine(
@@ -116,12 +123,9 @@ class QueueSender:
         try:
             engine.open()
             engine.run()
-        except HeadraceError as error:
-            raise RuntimeError(error.message_with_hint) from None  # Ray can pickle it
         finally:
             engine.close()
-        rows.sort(key=lambda row: row.n)
-        return with_ends(table, [_ended(row) for row in rows])
+        return rows
 
 
 def _ended(row: Row) -> Ended:

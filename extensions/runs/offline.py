@@ -18,7 +18,7 @@ from extensions.runs.registry import need_pyarrow, sink_for, source_for
 from extensions.runs.rows import python_rows, table_with
 from extensions.runs.sources.options import LimitedSource, SourceOptions
 from extensions.runs.sources.values import FrameSource, ValuesSource
-from headrace.client.inputs import Options
+from headrace.client.inputs import Options, check_options
 from headrace.client.offline import OfflineRow, OfflineRun, Progress, RunProgress
 from headrace.client.sync_client import Client
 from headrace.errors import ConfigError
@@ -80,16 +80,20 @@ def work_of(
 
     Raises:
         ConfigError: source or sink cannot be used, or tqdm is missing.
-        HeadraceError: the model does not exist.
+        HeadraceError: the model or an option does not exist.
     """
     if only_failed and sink is None:
         raise ConfigError(
             "only_failed continues a run, and without a sink no run is kept",
             hint="Give the sink of the run whose failed inputs should run again.",
         )
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit={limit} runs no input", hint="Give 1 or more, or leave it out.")
+    check_options(options)
     output = "" if sink is None else fspath(sink)
+    patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     given = SourceOptions(
-        input=input, key=key, glob=tuple(glob), content_type=content_type, delimiter=delimiter,
+        input=input, key=key, glob=patterns, content_type=content_type, delimiter=delimiter,
         output=output, by_ref=by_ref,
     )  # fmt: skip
     job_options: Options = {"priority": BATCH_PRIORITY}
@@ -99,7 +103,7 @@ def work_of(
         run_id=run_id, in_flight=in_flight, only_failed=only_failed, by_ref=by_ref,
         parameters=dict(parameters or {}),
     )  # fmt: skip
-    _check_bar(progress)
+    _check_progress(progress)
     table = _table(source)
     inputs: Source
     if table is not None:
@@ -151,13 +155,26 @@ def _table(source: Any) -> Any:
     need_pyarrow("a DataFrame")
     import pyarrow as pa
 
-    return pa.table(source)
+    kind = type(source).__name__
+    try:
+        return pa.table(source)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        if not hasattr(source, "columns"):
+            raise ConfigError(
+                f"a source of type {kind} is no table",
+                hint="Give a DataFrame, or a list of its values.",
+            ) from None
+        raise ConfigError(
+            f"Arrow cannot read this {kind}: {error}",
+            hint="Give each column a name of its own and values of one type, or give a list of"
+            " dicts.",
+        ) from None
 
 
 def _checked(source: Any) -> Any:
     if isinstance(source, (bytes, bytearray, Mapping)) or not hasattr(source, "__iter__"):
         raise ConfigError(
-            f"a {type(source).__name__} is no source of inputs",
+            f"a value of type {type(source).__name__} is no source of inputs",
             hint="Give a path, a DataFrame, or a list with the input in it.",
         )
     return source
@@ -195,7 +212,11 @@ def _bar(model: str) -> Iterator[Watch]:
         yield show
 
 
-def _check_bar(progress: Progress) -> None:
+def _check_progress(progress: Progress) -> None:
+    if not isinstance(progress, bool) and not callable(progress):
+        raise ConfigError(
+            f"progress={progress!r} shows nothing", hint="Give True, False or a function."
+        )
     if progress is True and find_spec("tqdm") is None:
         raise ConfigError(
             "progress=True shows a bar of tqdm, which is not installed",

@@ -111,14 +111,22 @@ def table_with(source: object, table: pa.Table, output: Path) -> Any:
     import pyarrow.parquet as pq
 
     rows = pq.read_table(output, columns=["n", *ADDED]).sort_by("n")
+    library = type(source).__module__.partition(".")[0]
+    if library == "pandas":
+        return _frame_with(source, rows.select(ADDED).to_pandas())
     found = table.slice(0, rows.num_rows)
     found = found.rename_columns([carried_as(name) for name in found.column_names])
     for name in ADDED:
         found = found.append_column(rows.schema.field(name), rows.column(name))
-    found = found.replace_schema_metadata(table.schema.metadata)  # pandas has its index there
-    library = type(source).__module__.partition(".")[0]
-    if library == "pandas":
-        return found.to_pandas()
     if library == "polars":
         return cast("Any", sys.modules["polars"]).from_arrow(found)
     return found
+
+
+def _frame_with(frame: Any, added: Any) -> Any:
+    """Return a DataFrame of pandas with more columns; its own keep their types and names."""
+    pandas = cast("Any", sys.modules["pandas"])
+    found = frame.iloc[: len(added)]
+    if found.columns.nlevels == 1:
+        found = found.rename(columns={name: carried_as(name) for name in ADDED})
+    return pandas.concat([found, added.set_index(found.index)], axis=1)

@@ -294,6 +294,23 @@ class Options(TypedDict, total=False):
     webhook_events: Sequence[str] | None
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Check the names of a job's options.
+
+    Raises:
+        InvalidRequest: there is no option of a name.
+    """
+    set_names = {name for name, option in options.items() if option is not None}
+    unknown = set_names - Options.__annotations__.keys()
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        near = did_you_mean(min(unknown), Options.__annotations__)
+        raise InvalidRequest(
+            f"unknown option: {names}{near}",
+            hint=f"Valid options: {', '.join(Options.__annotations__)}.",
+        )
+
+
 def job_line(
     model: str,
     value: Any,
@@ -308,15 +325,8 @@ def job_line(
     Raises:
         InvalidRequest: the input, a parameter or an option cannot be sent.
     """
+    check_options(options)
     set_options = {name: option for name, option in options.items() if option is not None}
-    unknown = set_options.keys() - Options.__annotations__.keys()
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        near = did_you_mean(min(unknown), Options.__annotations__)
-        raise InvalidRequest(
-            f"unknown option: {names}{near}",
-            hint=f"Valid options: {', '.join(Options.__annotations__)}.",
-        )
     line = JobRequest(
         model=model, id=job_id, version=version,
         parameters=cast("dict[str, Any] | None", parameters or None),

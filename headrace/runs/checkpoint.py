@@ -203,7 +203,9 @@ def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: s
                 hint=f"Repeat its command, {new_run}",
             )
     changes = [
-        "a file's name, size or time is another"
+        "its values are others"
+        if what == "version" and source.get("kind") == "table"
+        else "a file's name, size or time is another"
         if what == "version"
         else f"{what} {_given(was)} is now {_given(now)}"
         for what, was, now in _differences("", found.source, source)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 import yaml
-from PIL import Image
+from PIL import ExifTags, Image
 from playwright.sync_api import Page, expect
 
 from headrace import Client, errors
@@ -95,8 +96,25 @@ def test_a_sheet_without_a_figure_and_a_file_that_is_none(client: Client, tmp_pa
     Image.new("RGB", (300, 400), "white").save(empty)
     with pytest.raises(errors.InputError, match="stage crop: there is no figure on this drawing"):
         client.result(client.submit("drawing", empty))
-    with pytest.raises(errors.InputError, match="stage detect: this drawing cannot be read"):
+    with pytest.raises(errors.InputError, match="stage detect: this is no picture; send a PNG"):
         client.result(client.submit("drawing", b"no drawing"))
+
+
+def test_a_photo_on_its_side_and_one_of_16_bits_have_the_same_figure(client: Client) -> None:
+    with Image.open(EXAMPLE / "drawings/wave.jpg") as opened_file:
+        drawing = opened_file.convert("L")
+    turned = Image.Exif()
+    turned[ExifTags.Base.Orientation] = 6  # the camera was turned: a viewer turns it back
+    photo, fine = io.BytesIO(), io.BytesIO()
+    drawing.transpose(Image.Transpose.ROTATE_90).save(photo, "PNG", exif=turned)
+    Image.fromarray(np.asarray(drawing, np.uint16) * 257).save(fine, "PNG")
+    plain, *others = (
+        client.result(client.submit("drawing", data))["character"]
+        for data in (png(drawing), photo.getvalue(), fine.getvalue())
+    )
+    for other in others:
+        assert opened(other["texture"]).tobytes() == opened(plain["texture"]).tobytes()
+        assert other["char_cfg"] == plain["char_cfg"]
 
 
 def test_the_models_are_right_on_drawings_that_they_have_not_seen() -> None:
@@ -182,6 +200,10 @@ def test_a_figure_drawn_on_the_page_dances(up: RunningUp, page_url: str) -> None
         assert dance.evaluate("image => image.decode().then(() => image.naturalWidth)") > 50
         expect(page.locator("#stages li.succeeded")).to_have_count(6)
         page.get_by_role("button", name="Clear").click()
+        go.click()
+        expect(page.get_by_role("alert")).to_contain_text("there is no figure on this drawing")
+        expect(dance).to_have_count(0)  # the earlier dance is not taken for this drawing's
+        watched.complaints.clear()
         page.set_input_files("#file", DRAWINGS[0])
         go.click()
         expect(go).to_be_enabled(timeout=60_000)

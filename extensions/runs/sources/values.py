@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from extensions.runs.sources.options import SourceOptions
 from headrace.client.inputs import InputRef, encode_input
-from headrace.errors import Conflict, HeadraceError, InvalidRequest
+from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
 from headrace.runs.columns import carry, check_column, is_list, key_text, picked
 from headrace.runs.interfaces import NOTHING_CARRIED, Carried, Cursor, Entry, Source
 
@@ -89,7 +89,12 @@ class ValuesSource(Source):
         names = list(row) if wanted is None else picked(wanted, row)
         of = f"input {place}"
         for name in [*names, *([] if key is None else [key])]:
-            check_column(row, name, of)
+            try:
+                check_column(row, name, of)
+            except ConfigError as error:
+                if place == 0:
+                    raise  # most likely the name is wrong, for all inputs
+                raise InvalidRequest(error.message, hint=error.hint) from None
         if wanted is not None and not is_list(wanted, row):
             value = row[wanted]
             if not isinstance(value, (Path, InputRef)):

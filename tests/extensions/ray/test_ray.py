@@ -21,7 +21,7 @@ import pytest
 
 import headrace.ray
 from headrace.client import Client
-from headrace.errors import ModelNotFound
+from headrace.errors import InvalidRequest, ModelNotFound
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
@@ -147,6 +147,16 @@ def test_an_input_that_ends_its_process_fails_alone(
     assert "SIGSEGV" in found[CRASH]["error"]["message"]
     with pytest.raises(ModelNotFound, match="trickz"):
         headrace.ray.predict(None, "trickz", models_file=models)
+    with pytest.raises(InvalidRequest, match="unknown option: prioriti; did you mean priority"):
+        headrace.ray.submit(None, "tricky", prioriti=1)
+
+
+def test_a_missing_column_ends_the_task_with_the_columns_that_there_are(
+    cluster: None, site: Site, tmp_path: Path
+) -> None:
+    sent = headrace.ray.submit(dataset(tmp_path, inputs(60)), "tricky", url=site.api.url, input="y")
+    with pytest.raises(Exception, match=r"no column 'y'.* It has 'id', 'x'"):
+        sent.take_all()
 
 
 def test_the_program_of_the_document_runs(cluster: None, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.client import AsyncClient, Client, OfflineRow, RunProgress
-from headrace.errors import ConfigError, Conflict, ModelNotFound
+from headrace.errors import ConfigError, Conflict, InvalidRequest, ModelNotFound
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
 from tests.harness.wait import wait_until
@@ -155,8 +156,34 @@ def test_a_table_comes_back_as_it_was_with_results(client: Client, kind: str) ->
     assert [n for n, error in enumerate(rows["error"].to_pylist()) if error] == [5]
     if kind == "pandas":
         assert list(found.index[:2]) == ["r0", "r1"]
+        numbered = frame.set_axis([7, 8], axis=1)  # names that are no text
+        numbered = client.offline("steps", numbered, input="7", limit=3)
+        assert list(numbered.columns[:3]) == [7, 8, "status"]
+        assert list(numbered.index) == ["r0", "r1", "r2"]
         whole = client.offline("steps", frame.drop(columns="status"))
         assert whole["result"].iloc[0] == {"x": {"do": "keep", "n": 0}}  # without the index
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Arrow cannot read this DataFrame": (pd.DataFrame({"x": [1, "a"]}), {}),
+    "a source of type Series is no table": (pd.Series([1, 2]), {}),
+    "input 0 has no column 'y'": ([{"x": 1}], {"input": "y"}),
+    "unknown option: prioriti; did you mean priority": ([1], {"prioriti": 1}),
+    "limit=0 runs no input": ([1], {"limit": 0}),
+    "progress=None shows nothing": ([1], {"progress": None}),
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_mistake_ends_the_call_and_not_each_row(client: Client, words: str) -> None:
+    source, options = REFUSED[words]
+    with pytest.raises((ConfigError, InvalidRequest), match=re.escape(words)):
+        list(client.offline("steps", source, **options))
+
+
+def test_an_input_without_the_column_fails_alone(client: Client) -> None:
+    rows = client.offline("steps", [{"x": {"n": 1}}, {"z": 1}], input="x")
+    assert {row.n: row.status for row in rows} == {0: "succeeded", 1: "rejected"}
 
 
 @pytest.mark.parametrize("kind", ["table", pytest.param("values", marks=pytest.mark.slow)])

@@ -98,7 +98,7 @@ def of_workers(
     """
     if not workers and needed:
         yield _found(
-            FAIL, "no-worker", "workers", "none runs, so no job can run",
+            FAIL, "no-worker", "workers", "no worker runs, so no job can run",
             "start one: headrace worker",
         )  # fmt: skip
     for seen in workers:
@@ -225,7 +225,7 @@ def of_disks(workers: Alive) -> Iterator[Finding]:
         if share < DISK_LOW:
             yield _found(
                 FAIL if share < DISK_OUT else WARN, "disk-nearly-full", "disks",
-                f"{size(host.disk_available_bytes)} free on {host.name}",
+                f"{size(host.disk_available_bytes)} of disk space are free on {host.name}",
                 "free disk space: see docs/operations.md",
             )  # fmt: skip
 

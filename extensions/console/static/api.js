@@ -6,8 +6,11 @@
 /** The root of the API; the console may be behind a proxy that adds a prefix. */
 const ROOT = new URL('.', location.href);
 const KEY = 'headrace.key';
-/** An answer that takes longer counts as a lost connection. */
-const PATIENCE_MS = 20_000;
+/** An answer that takes longer counts as a lost connection. The API itself waits 10 s for Redis.
+ * A change of many jobs takes a while. */
+const READ_PATIENCE_MS = 12_000;
+const CHANGE_PATIENCE_MS = 120_000;
+const AGAIN_MS = 2000;
 
 /**
  * A value that pages can watch.
@@ -33,13 +36,19 @@ export function store(first) {
   };
 }
 
-/** When the last answer came before the connection was lost; 0 while there is one. */
-export const lostSince = store(0);
+/** When the last answer came before the API, or its Redis, was lost, and what does not answer; null while both are there. */
+export const lost = store(/** @type {{ since: number, why: string } | null} */ (null));
 let answeredAt = Date.now();
 
+/** @param {string} why */
+function lose(why) {
+  if (lost.get()?.why !== why) lost.set({ since: answeredAt, why });
+}
+
 /**
- * Who uses this tab. Without `scopes` the key is not known yet; `needed` asks for one, and says why.
- * @typedef {{ scopes?: string[], name?: string, id?: string, needed?: string }} Session
+ * Who uses this tab. Without `scopes` the key is not known yet; `needed` asks for one, and says why;
+ * `trouble` is why the API cannot tell at the moment.
+ * @typedef {{ scopes?: string[], name?: string, id?: string, needed?: string, trouble?: any }} Session
  */
 export const session = store(/** @type {Session} */ ({}));
 
@@ -93,20 +102,26 @@ export async function request(method, path, options = {}) {
     body = JSON.stringify(options.json);
     headers['content-type'] = 'application/json';
   }
-  const limits = options.patient ? [] : [AbortSignal.timeout(PATIENCE_MS)];
+  const patience = method === 'GET' ? READ_PATIENCE_MS : CHANGE_PATIENCE_MS;
+  const limits = options.patient ? [] : [AbortSignal.timeout(patience)];
   const signal = AbortSignal.any([...limits, ...(options.signal ? [options.signal] : [])]);
   let response;
   try {
     response = await fetch(address(path, options.query), { method, headers, body, signal });
   } catch (error) {
     if (options.signal?.aborted) throw error;
-    if (!lostSince.get()) lostSince.set(answeredAt);
+    lose('The connection to the API is lost.');
     throw new Lost('the API does not answer');
   }
+  const problem =
+    response.ok || response.status === 304 ? null : new Problem(response.status, await explained(response));
+  if (problem?.code === 'broker-unavailable') {
+    lose('The API cannot reach its Redis.');
+    throw problem;
+  }
   answeredAt = Date.now();
-  if (lostSince.get()) lostSince.set(0);
-  if (response.ok || response.status === 304) return response;
-  const problem = new Problem(response.status, await explained(response));
+  if (lost.get()) lost.set(null);
+  if (!problem) return response;
   if (response.status === 401) session.set({ needed: key() ? problem.message : '' });
   throw problem;
 }
@@ -166,8 +181,13 @@ export async function enter(text) {
   try {
     session.set(await get('/api/v1/keys/self'));
   } catch (error) {
+    const status = error instanceof Problem ? error.status : 0;
     // An API of an earlier version, while it is replaced, cannot tell.
-    if (error instanceof Problem && error.status === 404) session.set({ scopes: ['submit', 'read', 'manage'] });
+    if (status === 404) session.set({ scopes: ['submit', 'read', 'manage'] });
+    else if (status !== 401) {
+      session.set({ trouble: error });
+      setTimeout(enter, AGAIN_MS);
+    }
   }
 }
 

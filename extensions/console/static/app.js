@@ -1,6 +1,6 @@
 /** The frame around the pages: menu, addresses, keyboard, the login, and what is told to all. */
 
-import { can, enter, key, lostSince, session } from './api.js';
+import { can, enter, key, lost, session } from './api.js';
 import { PAGES, pageOf } from './pages.js';
 import {
   Fault,
@@ -53,6 +53,10 @@ function Menu({ path = '/' }) {
     PAGES.filter((page) => page.group && can(page.scope)),
     (page) => page.group ?? '',
   );
+  // On a phone the menu is wider than the screen.
+  useEffect(() => {
+    document.querySelector('.menu [aria-current]')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+  }, [path]);
   const current = (/** @type {string} */ of) => (of === '/' ? path === '/' : path === of || path.startsWith(`${of}/`));
   const turn = () => {
     localStorage.setItem('headrace.theme', THEMES[(THEMES.indexOf(theme()) + 1) % 3]);
@@ -136,8 +140,8 @@ function Page({ path, query }) {
 
 function App() {
   const [here, setHere] = useState(place());
-  const { scopes, needed } = useStore(session);
-  const lost = useStore(lostSince);
+  const { scopes, needed, trouble } = useStore(session);
+  const gone = useStore(lost);
   const main = useRef(/** @type {HTMLElement | null} */ (null));
   useKeyboard();
   useEffect(() => {
@@ -154,18 +158,13 @@ function App() {
       main.current?.focus();
     }}>To the content</a>
     <${Menu} path=${here.path} />
-    <main ref=${main} tabindex="-1" class=${lost ? 'stale' : ''}>
-      ${lost > 0 && html`<p class="lost" role="alert">The connection to the API is lost. This is the state of <${Time} at=${lost} />; it is tried again every two seconds.</p>`}
-      ${scopes ? html`<${Page} path=${here.path} query=${here.query} />` : html`<p class="loading" role="status">Loading…</p>`}
+    <main ref=${main} tabindex="-1" class=${gone ? 'stale' : ''}>
+      ${gone && html`<p class="lost" role="alert">${gone.why} This is the state of <${Time} at=${gone.since} />; it is tried again every two seconds.</p>`}
+      ${scopes ? html`<${Page} path=${here.path} query=${here.query} />` : html`<${Fault} error=${trouble} /><p class="loading" role="status">${trouble ? 'Trying again every two seconds…' : 'Loading…'}</p>`}
     </main>
     <${Help} /><${Toasts} />`;
 }
 
 applyTheme();
 render(html`<${App} />`, /** @type {HTMLElement} */ (document.getElementById('app')));
-const begin = () =>
-  enter().then(() => {
-    // Without an answer there is no session yet.
-    if (!session.get().scopes && session.get().needed === undefined) setTimeout(begin, 2000);
-  }); // prettier-ignore
-begin();
+enter();

@@ -60,6 +60,15 @@ export const PAGES = [
   { path: '/audit', title: 'Audit', scope: 'manage', group: 'System', go: 'a', load: () => import('./pages/audit.js') },
 ];
 
+/** A part of an address; as it is, if a person has typed a `%` into it. @param {string} part */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 /**
  * The page of an address, such as `/jobs/123`, with its parameters.
  * @param {string} path
@@ -72,7 +81,7 @@ export function pageOf(path) {
     /** @type {Record<string, string>} */
     const params = {};
     const fits = names.every((name, i) => {
-      if (name.startsWith(':')) params[name.slice(1)] = decodeURIComponent(parts[i]);
+      if (name.startsWith(':')) params[name.slice(1)] = decoded(parts[i]);
       return name.startsWith(':') ? parts[i] !== '' : name === parts[i];
     });
     if (fits) return { page, params };

@@ -123,8 +123,9 @@ export function duration(seconds) {
 }
 
 // Characters that would change the order of what stands beside them, or that nobody sees.
-// biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
+const UNSEEN =
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: they are what is looked for
+  /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
 /** Text of a client with its invisible characters as codes.
  * @param {unknown} text */
@@ -209,10 +210,10 @@ export const Panel = ({ title, side, children, class: kind = '' }) => html`
  * @param {{ title: string, children?: any }} of */
 export const Empty = ({ title, children }) => html`<div class="empty"><p>${title}</p><div>${children}</div></div>`;
 
-/** Why something could not be read. Nothing for a lost connection, which the frame reports.
+/** Why something could not be read. Nothing for a lost API or Redis, which the frame reports.
  * @param {{ error: any }} of */
 export function Fault({ error }) {
-  if (!error || error instanceof Lost) return null;
+  if (!error || error instanceof Lost || error.code === 'broker-unavailable') return null;
   return html`<p class="fault" role="alert"><b>${visible(error.message)}</b> ${visible(error.remedy ?? '')}</p>`;
 }
 
@@ -332,7 +333,12 @@ export function Chart({ times, lines, format = count, label }) {
           legend: { live: true },
           axes: [
             { ...axis, space: 70, size: 30, values: (_, splits) => splits.map(clock) },
-            { ...axis, size: 52, space: 30, values: (_, splits) => splits.map((v) => format(v)) },
+            {
+              ...axis,
+              size: (_, values) => Math.max(52, ...(values ?? []).map((text) => 14 + 6.5 * text.length)),
+              space: 30,
+              values: (_, splits) => splits.map((v) => format(v)),
+            },
           ],
           scales: { y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] } },
           series: [{ label: 'Time', value: (_, v) => (v === null ? NONE : clock(v)) }, ...series],

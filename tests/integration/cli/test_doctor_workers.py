@@ -130,7 +130,7 @@ def test_no_worker_is_missed_only_where_there_is_work(redis_db: RedisServer, mod
     verdict(found("workers", redis_db.url, models), "skip", "nothing runs here yet")
     with Client(redis_db.url, models) as client:
         client.submit("echo", 1)
-    verdict(found("workers", redis_db.url, models), "fail", "none runs", "headrace worker")
+    verdict(found("workers", redis_db.url, models), "fail", "no worker runs", "headrace worker")
 
 
 @breaks("worker-versions")
@@ -310,7 +310,7 @@ def test_what_workers_say_of_their_hosts(
         crowded = found("threads", redis_db.url, models, OMP_NUM_THREADS="64")
         verdict(crowded, "warn", "256 threads on 4 cores", "unset it")
         verdict(found("threads", redis_db.url, models), "ok")
-        verdict(found("disks", redis_db.url, models), "fail", "5 B free on far")
+        verdict(found("disks", redis_db.url, models), "fail", "5 B of disk space are free on far")
         client.delete(keys.worker("a"), keys.WORKERS)
 
 

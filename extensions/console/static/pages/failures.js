@@ -47,7 +47,8 @@ function counts(group, times) {
 const bars = (of) => of.map((n) => n || null);
 
 const name = (/** @type {Group} */ group) => group.exception ?? group.type;
-const many = (/** @type {number} */ n) => `${count(n)} failed ${n === 1 ? 'job' : 'jobs'}`;
+/** With the exact number, as people confirm it. @param {number} n */
+const many = (n) => `${n.toLocaleString('en')} failed ${n === 1 ? 'job' : 'jobs'}`;
 
 /** @param {{ of: Group, done: () => void }} of */
 function Actions({ of: group, done }) {

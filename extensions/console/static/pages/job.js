@@ -34,6 +34,8 @@ const MEANING = /** @type {Record<string, string>} */ ({
 }); // prettier-ignore
 /** Results that are longer are shown when they are asked for. */
 const PREVIEW_MAX = 1024 * 1024;
+/** Types that hold a picture and nothing that runs. */
+const IMAGE = /^image\/(png|jpeg|webp|gif|bmp)/;
 
 /** The times of a job or of a stage as a bar, and as numbers below.
  * @param {{ of: any }} of */
@@ -95,10 +97,9 @@ function Failure({ job }) {
 export function shapeOf(value) {
   if (typeof value === 'number' || value === null) return [];
   if (!Array.isArray(value) || !value.length) return null;
-  const inner = shapeOf(value[0]);
-  return inner && value.every((one) => JSON.stringify(shapeOf(one)) === JSON.stringify(inner))
-    ? [value.length, ...inner]
-    : null;
+  const [inner, ...others] = value.map(shapeOf);
+  const same = (/** @type {number[] | null} */ one) => one && `${one}` === `${inner}`;
+  return inner && others.every(same) ? [value.length, ...inner] : null;
 }
 
 /** Arrays in a value with their shapes, by their places. @param {any} value @returns {[string, number[]][]} */
@@ -123,7 +124,9 @@ export function Preview({ path, name, size = 0 }) {
         const kind = response.headers.get('content-type') ?? '';
         if (response.status === 204) return setState({ kind: 'none' });
         const blob = await response.blob();
-        url = URL.createObjectURL(blob);
+        // A page or a drawing with scripts in it must not open at the console's origin.
+        const safe = IMAGE.test(kind) ? blob : new Blob([blob], { type: 'application/octet-stream' });
+        url = URL.createObjectURL(safe);
         const text = /json|^text\//.test(kind) ? await blob.text() : undefined;
         setState({ kind, url, size: blob.size, text, value: /json/.test(kind) ? JSON.parse(text ?? '') : undefined });
       })
@@ -140,7 +143,7 @@ export function Preview({ path, name, size = 0 }) {
   const arrays = state.value === undefined ? [] : arraysOf(state.value);
   return html`
     ${arrays.length > 0 && html`<p class="muted">${arrays.slice(0, 8).map(([place, shape]) => html`<span class="chip"><${Text} text=${place || 'array'} max=${40} /> <b>${shape.join(' × ') || 'number'}</b></span> `)}</p>`}
-    ${/^image\/(png|jpeg|webp|gif|bmp)/.test(state.kind) && html`<p><img class="preview" src=${state.url} alt=${name} /></p>`}
+    ${IMAGE.test(state.kind) && html`<p><img class="preview" src=${state.url} alt=${name} /></p>`}
     ${state.value !== undefined ? html`<div class="body"><${Json} value=${state.value} /></div>` : state.text !== undefined && html`<div class="body"><${Text} block text=${state.text} max=${4000} /></div>`}
     <p class="muted">${state.kind.split(';')[0]}, ${bytes(state.size)}. <a href=${state.url} download=${name}>Save</a></p>`;
 }

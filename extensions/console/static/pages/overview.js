@@ -1,6 +1,9 @@
 /** Overview: what is wrong, in words, and each model in numbers. As Models: the same table alone, with a filter. */
 
+import { can, get, send } from '../api.js';
 import {
+  Action,
+  apiPath,
   Bar,
   bytes,
   count,
@@ -23,14 +26,40 @@ import {
 
 /** @typedef {any} Model */
 
-/** @param {{ of: any[] }} of */
-function Findings({ of }) {
+/** What mends a finding: a button, and the page that says more. @param {{ of: any, done: () => void }} of */
+function Mend({ of: one, done }) {
+  const resume = async () => {
+    const { queue } = await get(apiPath('models', one.model));
+    await send('POST', apiPath('queues', queue, 'resume'));
+    done();
+    return 'The queue goes on.';
+  };
+  const reload = async () => {
+    await send('POST', apiPath('models', one.model, 'reload'));
+    done();
+    return 'New model processes start.';
+  };
+  const [page, words] = ['failures-rise', 'dead-letters'].includes(one.code)
+    ? [to('/failures', { model: one.model }), 'Open its failures']
+    : one.model
+      ? [modelPath(one.model), `Open ${one.model}`]
+      : ['workers', 'disks', 'clocks'].includes(one.check) && can('manage')
+        ? ['#/workers', 'Open workers']
+        : [];
+  return html`<span class="actions">
+    ${one.code === 'paused' && html`<${Action} label="Resume" run=${resume} />`}
+    ${['load-failed', 'crash-loop'].includes(one.code) && one.model && html`<${Action} label="Reload" run=${reload} />`}
+    ${page && html`<a href=${page}>${words}</a>`}</span>`;
+}
+
+/** @param {{ of: any[], done: () => void }} of */
+function Findings({ of, done }) {
   if (!of.length) return html`<p class="calm"><${State} of="nothing is wrong" tone="ok" /></p>`;
   return html`<ul class="findings" aria-label="What is wrong">
     ${of.map(
       (one) => html`<li class=${one.severity === 'fail' ? 'bad' : 'warn'}>
         <div><${State} of=${one.text} tone=${one.severity === 'fail' ? 'bad' : 'warn'} /><p class="muted"><${Words} text=${one.hint} /></p></div>
-        ${one.model && html`<a href=${modelPath(one.model)}>Open ${one.model}</a>`}</li>`,
+        <${Mend} of=${one} done=${done} /></li>`,
     )}
   </ul>`;
 }
@@ -150,7 +179,7 @@ export default function Overview({ path }) {
           placeholder=${all ? 'Search jobs: id, error, name=value' : 'Filter by name'} onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
       </form></div>
     <${Loaded} of=${overview}>${() => html`
-      ${all && html`<${Findings} of=${overview.data.findings} /><${Totals} of=${overview.data} />`}
+      ${all && html`<${Findings} of=${overview.data.findings} done=${overview.refresh} /><${Totals} of=${overview.data} />`}
       <${Panel}>
         <${Table} label="Models" rows=${all ? overview.data.models : rows()} id=${(/** @type {Model} */ m) => m.name} columns=${columns(hour)}
           empty=${html`<${Empty} title=${text ? 'No model has this name' : 'No model is registered'}>Add one to the models file and start again: <code>headrace new my_model</code></${Empty}>`} />

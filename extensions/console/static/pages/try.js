@@ -192,14 +192,19 @@ function Trial({ name }) {
 
 /** @param {{ query: URLSearchParams }} of */
 export default function Try({ query }) {
-  const models = usePoll('/api/v1/models', { every: 30_000 });
+  const reads = can('read');
+  const models = usePoll(reads ? '/api/v1/models' : null, { every: 30_000 });
   const names = (models.data?.models ?? []).map((/** @type {any} */ m) => m.name);
   const name = query.get('model') ?? names[0];
+  const go = (/** @type {string} */ model) => {
+    location.hash = to('/try', { model });
+  };
+  if (!reads)
+    return html`<div class="head"><h1>Try it</h1>
+      <input aria-label="Model" placeholder="name of a model" value=${name ?? ''} onChange=${(/** @type {any} */ event) => go(event.target.value.trim())} /></div>
+    ${name ? html`<${Form} key=${name} name=${name} model=${{ parameters: {} }} />` : html`<${Panel}><${Empty} title="Name a model">This key may not list models.</${Empty}></${Panel}>`}`;
   return html`<div class="head"><h1>Try it</h1>
-      <${Select} label="Model" value=${name} options=${names.map((/** @type {string} */ one) => [one, one])}
-        onChange=${(/** @type {string} */ model) => {
-          location.hash = to('/try', { model });
-        }} /></div>
+      <${Select} label="Model" value=${name} options=${names.map((/** @type {string} */ one) => [one, one])} onChange=${go} /></div>
     <${Fault} error=${models.error} />
     ${name && html`<${Trial} key=${name} name=${name} />`}`;
 }

@@ -23,6 +23,7 @@ HOSTILE = (
     "\u202eabc\u2066 javascript:alert(1)"
 )
 MODELS: dict[str, dict[str, Any]] = {
+    "echo": {"handler": "echo"},
     "python_docs": {"handler": "language_model", "load": "on_demand", "max_batch_size": 8},
 }
 
@@ -123,6 +124,9 @@ def test_buttons_that_a_key_may_not_use_are_absent(
     with opened(chromium, site, "/try?model=shown", key="submitter") as watched:
         menu = watched.page.locator("nav.menu [role=group] a")
         assert [text.split("\n")[0] for text in menu.all_inner_texts()] == ["Try it"]
+        watched.page.get_by_label("JSON").fill('{"text": "good"}')
+        watched.page.get_by_role("button", name="Send").click()
+        expect(watched.page.get_by_text("This key may not read results.")).to_be_visible()
 
 
 def test_a_failed_job_shows_the_handlers_lines_and_hostile_text_changes_nothing(
@@ -156,6 +160,24 @@ def test_a_large_result_and_a_hostile_file_name_are_shown_as_text(
         expect(page.get_by_text('"label":')).to_be_visible()
         assert page.locator("main b[onclick], main script").count() == 0
         assert watched.complaints == []
+
+
+def test_no_result_or_address_hangs_or_ends_the_page(site: Console, chromium: Browser) -> None:
+    nested: Any = 1
+    for _ in range(60):
+        nested = [nested]
+    job_id = site.call("POST", "/api/v1/jobs", {"model": "echo", "input": nested})["id"]
+    assert site.ended(job_id)["status"] == "succeeded"
+    with opened(chromium, site, f"/jobs/{job_id}") as watched:
+        page = watched.page
+        expect(page.locator(".chip")).to_contain_text("array")
+        save = page.get_by_role("link", name="Save")
+        save.evaluate("link => link.removeAttribute('download')")
+        # A result that the browser shows, such as a page, would have the console's origin.
+        with page.expect_download():
+            save.click()
+        page.evaluate("location.hash = '#/models/100%'")
+        expect(page.get_by_role("alert")).to_contain_text("100%")
 
 
 def test_a_job_is_watched_cancelled_and_retried(site: Console, chromium: Browser) -> None:
@@ -226,7 +248,12 @@ def test_a_model_is_paused_scaled_reloaded_and_its_traffic_moves(
         page = watched.page
         confirmed(page, "Pause")
         expect(page.locator(".head .state")).to_have_text("paused")
-        page.get_by_role("button", name="Resume").click()
+        site.submit("waits in the queue")
+        page.evaluate("location.hash = '#/'")
+        found = page.get_by_label("What is wrong").get_by_role("listitem")
+        found.filter(has_text="shown is paused").get_by_role("button", name="Resume").click()
+        expect(page.locator(".toasts")).to_contain_text("The queue goes on.")
+        page.evaluate("location.hash = '#/models/shown'")
         expect(page.locator(".head .state")).to_have_text("ready")
         pids = served()
         confirmed(page, "Reload")

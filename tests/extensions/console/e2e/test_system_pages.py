@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from headrace.webhooks.signing import new_secret
 from tests.extensions.console.harness.deployment import Console, console, opened
-from tests.extensions.console.harness.page_checks import HOSTILE, serious
+from tests.extensions.console.harness.page_checks import HOSTILE, fits_and_is_for_people
 from tests.harness.http.browser import browser
 from tests.harness.servers.webhook_receiver import Receiver, webhook_receiver
 from tests.harness.wait import wait_until
@@ -281,16 +281,7 @@ def test_every_page_is_for_people_and_fits_its_screen(
     with opened(chromium, site) as watched:
         page = watched.page
         page.emulate_media(color_scheme=scheme)
-        for address in addresses:
-            page.evaluate("address => { location.hash = address }", address)
-            expect(page.locator("main h1")).to_be_visible()
-            expect(page.locator("main .loading")).to_have_count(0)
-            assert serious(page) == [], address
-            for width in (320, 2560):
-                page.set_viewport_size({"width": width, "height": 900})
-                wide = page.evaluate("document.documentElement.scrollWidth")
-                assert wide <= width, f"{address} is {wide} wide at {width}"
-            page.set_viewport_size({"width": 1280, "height": 900})
+        fits_and_is_for_people(page, addresses)
         page.keyboard.press("g")
         page.keyboard.press("w")
         expect(page.get_by_role("heading", name="Workers and devices")).to_be_visible()

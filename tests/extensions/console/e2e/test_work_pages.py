@@ -12,16 +12,10 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.extensions.console.harness.deployment import HANDLER, Console, console, opened
+from tests.extensions.console.harness.page_checks import HOSTILE, fits_and_is_for_people
 from tests.harness.http.browser import browser
-from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until
 
-AXE = ROOT / ".venv-console" / "node_modules" / "axe-core" / "axe.min.js"
-#: What must change nothing: markup, an address that runs, text that turns the line around.
-HOSTILE = (
-    "<img src=x onerror=alert(1)><script>document.title='ran'</script>"
-    "\u202eabc\u2066 javascript:alert(1)"
-)
 MODELS: dict[str, dict[str, Any]] = {
     "echo": {"handler": "echo"},
     "python_docs": {"handler": "language_model", "load": "on_demand", "max_batch_size": 8},
@@ -51,19 +45,6 @@ def failed(site: Console) -> str:
     return job_id
 
 
-def serious(page: Page) -> list[str]:
-    """What axe finds that hinders people seriously."""
-    if not AXE.exists():
-        pytest.skip("npm has installed no axe: make lint")
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-    return [
-        f"{one['id']}: {one['nodes'][0]['html'][:200]}"
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_for_people_and_asks_for_nothing_elsewhere(
     site: Console, chromium: Browser, failed: str, scheme: Any
@@ -75,16 +56,7 @@ def test_every_page_is_for_people_and_asks_for_nothing_elsewhere(
     with opened(chromium, site) as watched:
         page = watched.page
         page.emulate_media(color_scheme=scheme)
-        for address in addresses:
-            page.evaluate("address => { location.hash = address }", address)
-            expect(page.locator("main h1")).to_be_visible()
-            expect(page.locator("main .loading")).to_have_count(0)
-            assert serious(page) == [], address
-            for width in (320, 2560):
-                page.set_viewport_size({"width": width, "height": 900})
-                wide = page.evaluate("document.documentElement.scrollWidth")
-                assert wide <= width, f"{address} is {wide} wide at {width}"
-            page.set_viewport_size({"width": 1280, "height": 900})
+        fits_and_is_for_people(page, addresses)
         assert watched.complaints == []
         own = (site.url, "data:", "blob:")
         assert [url for url in watched.requests if not url.startswith(own)] == []

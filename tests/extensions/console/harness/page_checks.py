@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from tests.harness.servers.up import ROOT
 
@@ -26,3 +26,17 @@ def serious(page: Page) -> list[str]:
         for one in found
         if one["impact"] in ("serious", "critical")
     ]
+
+
+def fits_and_is_for_people(page: Page, addresses: list[str]) -> None:
+    """Check each page with axe, and that it is no wider than screens of 320 and 2,560 pixels."""
+    for address in addresses:
+        page.evaluate("address => { location.hash = address }", address)
+        expect(page.locator("main h1")).to_be_visible()
+        expect(page.locator("main .loading")).to_have_count(0)
+        assert serious(page) == [], address
+        for width in (320, 2560):
+            page.set_viewport_size({"width": width, "height": 900})
+            wide = page.evaluate("document.documentElement.scrollWidth")
+            assert wide <= width, f"{address} is {wide} wide at {width}"
+        page.set_viewport_size({"width": 1280, "height": 900})

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from images import part, pixels, png
+from images import part, png, shrunk
 from networks import CLASSES, Detector
 from PIL import Image
 from safetensors.torch import load_file
 
 from headrace import Handler, errors
+
+#: A larger drawing is shrunk to this: eight photos of 30 megapixels would take 3 GB.
+LONGEST_PX = 2000
 
 
 class FindFigures(Handler):
@@ -37,11 +40,15 @@ class FindFigures(Handler):
 
     def preprocess(self, inputs):
         """Return the drawings as tensors; an input that is no image fails alone."""
-        return [drawing(data) for data in inputs]
+        return [drawing(data, LONGEST_PX) for data in inputs]
 
     def inference(self, items):
         """Return what is on each drawing."""
-        return self.model([item.to(self.context.device) for item in items], self.min_score)
+        images = [image.to(self.context.device) for image, _ in items]
+        return [
+            found._replace(boxes=found.boxes * scale, views=found.views * scale)
+            for found, (_, scale) in zip(self.model(images, self.min_score), items, strict=True)
+        ]
 
     def postprocess(self, outputs):
         """Return the things of the wanted labels."""
@@ -65,9 +72,9 @@ class FindFigures(Handler):
         return thing
 
 
-def drawing(data):
-    """Return an input as a tensor; an error if it is no image."""
+def drawing(data, longest_px):
+    """Return an input as a tensor, and its scale; an error if it is no image."""
     try:
-        return pixels(data)
+        return shrunk(data, longest_px)
     except ValueError as error:
         return errors.InputError(str(error))

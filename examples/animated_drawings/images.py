@@ -17,12 +17,25 @@ def pixels(data: bytes) -> Tensor:
     """Return an image as 3 x height x width, from 0 to 1.
 
     Raises:
+        ValueError: as for `shrunk`.
+    """
+    return shrunk(data, MAX_PIXELS)[0]
+
+
+def shrunk(data: bytes, longest_px: int) -> tuple[Tensor, float]:
+    """Return an image whose sides are not longer, and how many times as large it was.
+
+    Raises:
         ValueError: the bytes are no image, or it is too large.
     """
     try:
         with Image.open(io.BytesIO(data)) as image:
+            longest = max(image.size)
             if image.width * image.height <= MAX_PIXELS:
-                return tensor(on_paper(image))
+                image.draft("RGB", (longest_px, longest_px))  # a JPEG is decoded smaller
+                paper = on_paper(image)
+                paper.thumbnail((longest_px, longest_px))
+                return tensor(paper), longest / max(paper.size)
     except UnidentifiedImageError:
         raise ValueError("this is no picture; send a PNG or a JPEG") from None
     except (OSError, ValueError, TypeError, Image.DecompressionBombError) as error:

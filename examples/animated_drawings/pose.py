@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from detector import drawing
+from detector import LONGEST_PX, drawing
 from keypoints import described, joints_of
 from networks import JOINTS, Pose
 from safetensors.torch import load_file
@@ -33,11 +33,15 @@ class FindJoints(Handler):
 
     def preprocess(self, inputs):
         """Return the figures as tensors; an input that is no image fails alone."""
-        return [drawing(data) for data in inputs]
+        return [drawing(data, LONGEST_PX) for data in inputs]
 
     def inference(self, items):
         """Return the joints of each figure."""
-        return joints_of(self.model, [item.to(self.context.device) for item in items])
+        found = joints_of(self.model, [image.to(self.context.device) for image, _ in items])
+        return [
+            joints * joints.new_tensor([scale, scale, 1])
+            for joints, (_, scale) in zip(found, items, strict=True)
+        ]
 
     def postprocess(self, outputs):
         """Return the keypoints as JSON."""

@@ -104,6 +104,7 @@ class Request:
         path: decoded.
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
+        target: what was changed, for the audit log, if the path does not name it.
         noted: the detail of a change in the audit log, besides its operation and target.
         body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
@@ -111,7 +112,7 @@ class Request:
 
     __slots__ = (
         "_headers", "body_bytes", "caller", "drain", "headers", "method", "noted", "path",
-        "query_string", "receive",
+        "query_string", "receive", "target",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -120,6 +121,7 @@ class Request:
         self.query_string: bytes = scope["query_string"]
         self.receive = receive
         self.drain = False
+        self.target = ""
         self.noted = ""
         self.body_bytes = 0
         self.caller: Caller = EVERYBODY

@@ -35,7 +35,7 @@ def with_audit(operation: Operation) -> Operation:
         # Who may not manage can only cancel its own jobs.
         if request.caller.sees_all and getattr(answer, "status", _REFUSED) < _REFUSED:
             by = request.caller.key_id or NO_KEY
-            target = parameters[0] if parameters else ""
+            target = parameters[0] if parameters else request.target
             await _note(services, Note(by, operation.name, target, request.noted))
         return answer
 

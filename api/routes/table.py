@@ -463,7 +463,7 @@ TABLE: Final[tuple[Operation, ...]] = (
         {202: WebhookDelivery},
         (errors.InvalidRequest, errors.Conflict, errors.PayloadTooLarge, errors.WebhookNotFound,
          errors.BrokerFull, errors.JobNotFound),
-        body=Body(webhooks.WebhookRedelivery, required=False),
+        body=Body(webhooks.WebhookRedelivery, required=False), audited=True,
     ),
     # Callers that may not list models get the description without them.
     Operation("GET", "/", documentation.root, Open.DOCS),

@@ -196,7 +196,8 @@ def made_key(
 ) -> tuple[ApiKey, str]:
     """Return a new key, and its text; see `ApiKeyStore.create`."""
     _check_new_key(name, scopes, rate, tokens_per_minute)
-    made, now_s = new_key(), time.time()
+    # Its record has six decimals, and other answers read it.
+    made, now_s = new_key(), round(time.time(), 6)
     key = ApiKey(
         id=made.id,
         name=name,
@@ -206,7 +207,7 @@ def made_key(
         in_flight=in_flight,
         tokens_per_minute=tokens_per_minute,
         created_s=now_s,
-        expires_s=now_s + expires_in_s if expires_in_s else 0.0,
+        expires_s=round(now_s + expires_in_s, 6) if expires_in_s else 0.0,
         acts=acts,
     )
     return key, written(made)

@@ -57,7 +57,7 @@ async def create_key(services: Services, request: Request) -> Reply:
     except ConfigError as error:
         raise InvalidRequest(error.message, hint=error.hint) from None
     await AsyncApiKeyStore(services.queue).create(key)
-    request.noted = f"{key.id} {summary(key)}"
+    request.target, request.noted = key.id, summary(key)
     members = _members(key, 0, 0, key.created_s)
     return json_reply(CreatedApiKey(**members, key=text), 201)
 

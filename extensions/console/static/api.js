@@ -213,7 +213,8 @@ export async function follow(id, tell, signal) {
         tell(state);
       }
     } catch (error) {
-      if (signal.aborted || error instanceof Problem) return;
+      // Too many streams, or no Redis, may pass; a job that is gone does not come back.
+      if (signal.aborted || (error instanceof Problem && error.status < 429)) return;
     }
     if (!state.job) await new Promise((after) => setTimeout(after, 1000));
   }

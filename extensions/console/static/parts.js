@@ -381,7 +381,15 @@ export function Toasts() {
  * that text says what will happen. `run` returns what to tell when it is done.
  * @param {{ label: string, run: () => Promise<string | void>, scope?: string, confirm?: any, keep?: string, kind?: string, title?: string }} of
  */
-export function Action({ label, run, scope = 'manage', confirm, keep = 'Keep it', kind = '', title }) {
+export function Action({
+  label,
+  run,
+  scope = 'manage',
+  confirm,
+  kind = '',
+  keep = kind === 'danger' ? 'Keep it' : 'Not now',
+  title,
+}) {
   const [busy, setBusy] = useState(false);
   const dialog = useRef(/** @type {HTMLDialogElement | null} */ (null));
   useStore(session);

@@ -91,14 +91,14 @@ class ClientBase:
         proxy = proxy_for(self.session.url)
         self.session.proxy = "" if proxy is None else proxy.shown
         self._timeout_s = timeout_s
+        sent = {
+            "user-agent": f"headrace/{__version__}", **_authorization(api_key), **(headers or {}),
+        }  # fmt: skip
         options: dict[str, Any] = {
             "base_url": self.session.url,
-            "headers": {
-                "user-agent": f"headrace/{__version__}",
-                **_authorization(api_key),
-                **(headers or {}),
-            },
-            "proxy": None if proxy is None else proxy.url,
+            # As text, these leave the key and the proxy's password out.
+            "headers": httpx2.Headers(sent),
+            "proxy": None if proxy is None else httpx2.URL(proxy.url),
             "trust_env": False,
             "limits": httpx2.Limits(max_keepalive_connections=100, keepalive_expiry=KEEPALIVE_S),
         }

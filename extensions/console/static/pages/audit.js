@@ -13,6 +13,7 @@ const WORDS = {
   discard_failures: 'discarded failures',
   cancel_many: 'cancelled jobs',
   cancel_run: 'cancelled a run',
+  redeliver_webhook: 'sent a webhook again',
   drain_worker: 'drained a worker',
   resume_worker: 'resumed a worker',
   create_key: 'made a key',

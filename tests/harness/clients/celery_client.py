@@ -46,6 +46,7 @@ def wait_until_handed_over(
         url: Redis.
         too_late: says that they never will, as the machine stood still for too long.
     """
+    kombu.pools.reset()  # a test before this one may have had the server close its connections
     with Celery("t", broker=url, set_as_current=False) as app:
 
         def active() -> set[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import threading
 import itertools
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any

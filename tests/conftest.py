@@ -109,8 +109,6 @@ LONGEST: Final = (
     "extensions/openai/integration/api/test_tools.py",
 )
 TESTS: Final = Path(__file__).parent
-#: A folder whose modules share a deployment, because its models take long to load.
-ONE_DEPLOYMENT: Final = TESTS / "extensions/openai/integration/api"
 #: Torch takes two seconds to import. One process runs all unit tests that need it.
 _IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
 
@@ -173,8 +171,6 @@ class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         path = TESTS.parent / file
-        if path.parent == ONE_DEPLOYMENT and not is_slow(path):
-            return ONE_DEPLOYMENT.name
         return "torch" if imports_torch(path) else file
 
 

@@ -17,6 +17,8 @@ from headrace.schema.deployment import Audit, AuditEntry
 from headrace.schema.members import time_of
 
 PATH: Final = "/api/v1/audit"
+#: The id of an entry of a stream.
+CURSOR: Final = "[0-9]{1,15}-[0-9]{1,15}"
 _US_PER_MS: Final = US_PER_S // 1000
 #: The action of an entry that is a change of a model.
 REGISTRY: Final = "registry"
@@ -29,7 +31,12 @@ class AuditQuery(msgspec.Struct):
     target: Annotated[
         str, Meta(description="Only changes of this queue, model, key or worker.", max_length=256)
     ] = ""
-    cursor: Annotated[str, Meta(description="That of the page before.")] = ""
+    cursor: Annotated[
+        str,
+        Meta(
+            description="That of the page before.", extra_json_schema={"pattern": f"^({CURSOR})?$"}
+        ),
+    ] = ""
     limit: Annotated[int, Meta(ge=1, le=1000)] = 100
 
 
@@ -40,8 +47,9 @@ async def list_audit(services: Services, request: Request) -> Reply:
     count = LOG_MAX if query.by or query.target else query.limit + 1
     end = "+"
     if query.cursor:
-        ms, sequence = read_cursor(r"[0-9]{1,15}-[0-9]{1,15}", query.cursor)
-        end = f"({ms}-{sequence}"
+        ms, sequence = read_cursor(CURSOR, query.cursor)
+        # Redis refuses the end before its first id.
+        end = f"({ms}-{sequence}" if ms or int(sequence) else "0-0"
     (reply,) = await services.queue.read_all([read_notes(end, count)])
     found = [
         _entry(entry, note.by, note.action, note.target, note.detail)

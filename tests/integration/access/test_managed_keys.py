@@ -111,6 +111,8 @@ def test_the_audit_log_has_every_change_and_who_made_it(
         for bad in ("x", "1", "1-1-1"):
             answer = one_by_one("/api/v1/audit", params={"cursor": bad}, headers=bearer(anna_key))
             assert answer.status_code == 400
+        first = one_by_one("/api/v1/audit", params={"cursor": "0-0"}, headers=bearer(anna_key))
+        assert first.json() == {"entries": [], "cursor": None}
 
 
 def test_without_keys_everybody_may_everything_but_make_keys(redis_db: RedisServer) -> None:

@@ -98,14 +98,20 @@ max-examples = {EXAMPLES_PER_ROUTE}
 [checks.use_after_free]
 enabled = false
 
-# A dead letter may be called `requeue` or `purge`, and a job `bulk`, `status`, `cancel` and so on:
-# it can be got and removed at that path.
+# A dead letter may be called `requeue` or `purge`, a key `self`, and a job `bulk`, `status`,
+# `cancel` and so on: it can be got and removed at that path.
 [[operations]]
 include-operation-id = [
     "requeue_dead_letters", "purge_dead_letters", "submit_bulk", "read_many", "cancel_many",
-    "read_outcomes", "forget_many",
+    "read_outcomes", "forget_many", "get_own_key",
 ]
 [operations.checks.allow_header_conformance]
+enabled = false
+
+# A key may be called `self`: there is none to revoke.
+[[operations]]
+include-operation-id = "get_own_key"
+[operations.checks.unsupported_method]
 enabled = false
 
 # A model's own path is a part of the path of all models, which has PUT too.
@@ -166,6 +172,12 @@ expected-statuses = ["2xx", 400, 404]
 include-operation-id = "put_model_traffic"
 [operations.checks.positive_data_acceptance]
 expected-statuses = ["2xx", 400, 404]
+
+# The input of a job that ended well is not kept.
+[[operations]]
+include-operation-id = "get_input"
+[operations.checks.positive_data_acceptance]
+expected-statuses = ["2xx", 404, 410]
 
 # The output of a job that did not succeed is its problem; a range may lie behind the end.
 [[operations]]

@@ -164,7 +164,7 @@ def test_a_job_asks_for_an_explanation(site: Site) -> None:
 
 
 def test_prints_are_in_the_workers_log(site: Site) -> None:
-    assert "this is printed at the load" in site.worker.log
+    wait_until(lambda: "this is printed at the load" in site.worker.log, "it is in the log")
 
 
 def test_a_native_handler_has_no_package_ts(site: Site) -> None:

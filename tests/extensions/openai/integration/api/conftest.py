@@ -21,11 +21,11 @@ MODELS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def site(
     shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """The models above, once for all modules: a language model takes seconds to load."""
+    """The models above, once a module: a language model takes seconds to load."""
     with shared_deployment.site(tmp_path_factory.mktemp("openai"), MODELS) as found:
         yield found
 

@@ -26,7 +26,7 @@ from ts.torch_handler.base_handler import BaseHandler
 
 class Mine(BaseHandler):
     def initialize(self, context):
-        print("this is printed at the load")
+        print("this is printed at the load", flush=True)
 
     def preprocess(self, data):
         return [row["body"] for row in data]

@@ -34,7 +34,7 @@ AROUND = 1.3
 
 
 class Detections(NamedTuple):
-    """What the detector found on one drawing, the surest first.
+    """What the detector sees on one drawing, the surest first.
 
     Attributes:
         boxes: n x 4: left, top, right, bottom, in pixels of the drawing.
@@ -138,23 +138,27 @@ class Detector(nn.Module):
         self.close = Close()
 
     @torch.inference_mode()
-    def forward(self, images: list[Tensor], least: float = 0.3, most: int = 10) -> list[Detections]:
+    def forward(
+        self, images: list[Tensor], min_score: float = 0.3, limit: int = 10
+    ) -> list[Detections]:
         """Return what is on each image.
 
         Args:
             images: each 3 x height x width, from 0 to 1, of any size.
-            least: the lowest score.
-            most: the most detections of an image.
+            min_score: the lowest score.
+            limit: the most detections of an image.
         """
         scenes = torch.stack([view(image, square(image), SCENE_PX)[0] for image in images])
         centres, sides = self.proposals(scenes)
-        found = [
-            propose(image, *maps, least, most)
+        proposed = [
+            propose(image, *maps, min_score, limit)
             for image, *maps in zip(images, centres.sigmoid(), sides, strict=True)
         ]
-        views = [around(boxes) for boxes, _, _ in found]
+        views = [around(boxes) for boxes, _, _ in proposed]
         if not sum(map(len, views)):
-            return [Detections(b, s, k, b.new_zeros(0, CLOSE_PX, CLOSE_PX), b) for b, s, k in found]
+            return [
+                Detections(b, s, k, b.new_zeros(0, CLOSE_PX, CLOSE_PX), b) for b, s, k in proposed
+            ]
         crops = torch.cat(
             [view(i, v, CLOSE_PX) for i, v in zip(images, views, strict=True) if len(v)]
         )
@@ -162,7 +166,7 @@ class Detector(nn.Module):
         counts = [len(v) for v in views]
         result = []
         for (_, scores, labels), at, mask, share in zip(
-            found, views, masks.sigmoid().split(counts), shares.split(counts), strict=True
+            proposed, views, masks.sigmoid().split(counts), shares.split(counts), strict=True
         ):
             size = at[:, 2:] - at[:, :2]
             boxes = at[:, :2].repeat(1, 2) + share * size.repeat(1, 2)
@@ -232,12 +236,12 @@ def view(image: Tensor, boxes: Tensor, side: int) -> Tensor:
 
 
 def propose(
-    image: Tensor, centres: Tensor, sides: Tensor, least: float, most: int
+    image: Tensor, centres: Tensor, sides: Tensor, min_score: float, limit: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes, scores and labels of one image: the peaks of its map of centres."""
     peaks = centres * (F.max_pool2d(centres[None], 5, 1, 2)[0] == centres)
-    scores, at = peaks.flatten().topk(min(most, peaks.numel()))
-    at = at[scores >= least]
+    scores, at = peaks.flatten().topk(min(limit, peaks.numel()))
+    at = at[scores >= min_score]
     scores = scores[: len(at)]
     classes, cells = (
         at // (centres.shape[1] * centres.shape[2]),

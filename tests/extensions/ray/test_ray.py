@@ -54,17 +54,18 @@ def cluster() -> Iterator[None]:
     ):
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else it writes a token into the home folder
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        before = set(psutil.Process().children(recursive=True))
         ray.init(
             num_cpus=2, include_dashboard=False, _temp_dir=folder, log_to_driver=False,
             object_store_memory=256 << 20,
         )  # fmt: skip
         ray.data.DataContext.get_current().enable_progress_bars = False
-        mine = psutil.Process().children(recursive=True)
+        started = set(psutil.Process().children(recursive=True)) - before
         try:
             yield
         finally:
             ray.shutdown()
-            _, left = psutil.wait_procs(mine, 30)
+            _, left = psutil.wait_procs(started, 30)
             for process in left:
                 process.kill()
 

@@ -39,11 +39,22 @@ def filed(self: Any, folder: str, *, rejected: bool = False) -> None:
         rejected: the first run then gives its message back.
     """
     runs = Path(folder)
-    number = len(list(runs.glob("run-*")))
-    (runs / f"run-{number}").touch(exist_ok=False)
+    number = _claim(runs)
     while not (runs / "gate").exists():
         time.sleep(0.02)
     if rejected and not number:
         (runs / "rejected").touch()
         raise Reject("as after an outage", requeue=True)
     (runs / f"done-{number}").touch()
+
+
+def _claim(runs: Path) -> int:
+    """Return the first number without a file, and make its file; two tasks may run at once."""
+    number = 0
+    while True:
+        try:
+            (runs / f"run-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return number

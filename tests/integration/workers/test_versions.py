@@ -73,15 +73,22 @@ class Site:
         return job_id
 
     def bulk(self, value: Any, version: str = "") -> str:
+        (job_id,) = self.submit_many([value], version)
+        return job_id
+
+    def submit_many(self, values: list[Any], version: str = "", **options: Any) -> list[str]:
+        """Submit in one request."""
         asked = {"version": version} if version else {}
-        line = json.dumps({"model": WORDS, "input": value, **asked})
+        lines = [
+            json.dumps({"model": WORDS, "input": value, **asked, "options": options})
+            for value in values
+        ]
         answer = self.api.http.post(
             "/api/v1/jobs/bulk?quiet=1",
-            content=line,
+            content="\n".join(lines),
             headers={"content-type": "application/x-ndjson"},
         )
-        job_id: str = json.loads(answer.text)["id"]
-        return job_id
+        return [json.loads(line)["id"] for line in answer.text.splitlines()]
 
     def celery(self, value: Any, version: str = "", *, header: bool = False) -> str:
         options: dict[str, Any] = {}
@@ -101,6 +108,18 @@ class Site:
         version: str = self.ours.result(job_id)["version"]
         assert self.job(job_id)["version"] == version
         return version
+
+    def swept(self, version: str) -> None:
+        """Wait until a worker has looked at its queues: it reports after each look."""
+
+        seen: set[str] = set()
+
+        def reported_twice() -> bool:
+            workers = self.api.http.get("/api/v1/workers").json()["workers"]
+            seen.update(w["reported_at"] for w in workers if w["pid"] == self.workers[version].pid)
+            return len(seen) > 2
+
+        wait_until(reported_twice, "it has looked", 60)
 
     def waiting(self, version: str = "") -> int:
         return int(self.ours.redis.llen(queue_of(version)))
@@ -311,11 +330,14 @@ def test_priorities_hold_across_both_queues_and_neither_starves_the_other(site: 
     with site_alone(site, NEW):
         busy = site.submit({"hold": str(gate)}, NEW)
         wait_until(lambda: site.job(busy)["status"] == "running", "the model is busy")
+        inputs = [{"n": n} for n in range(16)]
         jobs = {
-            "free": [site.submit({"n": n}, "") for n in range(16)],
-            "asked": [site.submit({"n": n}, NEW) for n in range(16)],
-            "offline": [site.submit({"n": n}, NEW, priority=9) for n in range(4)],
+            "free": site.submit_many(inputs),
+            "asked": site.submit_many(inputs, NEW),
+            "offline": site.submit_many(inputs[:4], NEW, priority=9),
         }
+        # While jobs of one queue leave no room, it learns of the other by its sweep.
+        site.swept(NEW)
         gate.touch()
         ended = {name: site.ours.wait(*ids) for name, ids in jobs.items()}
     started = {name: sorted(job.started_us for job in some) for name, some in ended.items()}

@@ -108,6 +108,11 @@ LONGEST: Final = (
     "extensions/openai/integration/api/test_responses.py",
     "extensions/openai/integration/api/test_tools.py",
 )
+#: The modules of such a folder run in one process: they share what takes seconds to start.
+TOGETHER: Final = (
+    "extensions/inference_protocols/integration",
+    "extensions/openai/integration/api",
+)
 TESTS: Final = Path(__file__).parent
 #: Torch takes two seconds to import. One process runs all unit tests that need it.
 _IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
@@ -165,12 +170,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
     """The tests of a module run in one process, and so do all modules that import torch.
 
-    So do those that share a deployment.
+    So do those of a folder that is TOGETHER.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         path = TESTS.parent / file
+        if path.parent.relative_to(TESTS).as_posix() in TOGETHER:
+            return str(path.parent)
         return "torch" if imports_torch(path) else file
 
 

@@ -48,6 +48,7 @@ SLOW: Final = (
     "integration/client/test_outage.py",
     "integration/jobs/streams/test_events_kills.py",
     "integration/jobs/streams/test_generator_classes.py",
+    "integration/jobs/streams/test_language_model.py",
     "integration/jobs/test_path.py",
     "integration/model_process/test_variants.py",
     "integration/models/test_requirements.py",
@@ -108,14 +109,17 @@ LONGEST: Final = (
     "extensions/openai/integration/api/test_responses.py",
     "extensions/openai/integration/api/test_tools.py",
 )
-#: The modules of such a folder run in one process: they share what takes seconds to start.
+#: The modules of such folders run in one process: they share what takes seconds to start.
 TOGETHER: Final = (
-    "extensions/inference_protocols/integration",
-    "extensions/openai/integration/api",
+    ("extensions/inference_protocols/integration",),
+    ("extensions/openai/integration/api", "extensions/openai/integration/clients"),
 )
 TESTS: Final = Path(__file__).parent
 #: Torch takes two seconds to import. One process runs all unit tests that need it.
 _IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
+
+#: What makes a test slow outside of SLOW: its mark, or a fixture with each kind of Redis.
+_MAY_BE_SLOW: Final = re.compile(r"mark\.slow|\bany_(redis|flavour)\b")
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -147,14 +151,28 @@ def is_slow(path: Path) -> bool:
     return path.relative_to(TESTS).as_posix().startswith(SLOW)
 
 
+@cache
+def has_slow(path: Path) -> bool:
+    """Whether a module has slow tests, by its place and text; collection checks it."""
+    if is_slow(path) or "contract" in path.parts:
+        return True
+    return _MAY_BE_SLOW.search(path.read_text()) is not None
+
+
+def is_deselected(path: Path, markexpr: str) -> bool:
+    """Whether `-m` would deselect all tests of this module, which nobody needs to import then."""
+    if markexpr == "not slow":
+        return is_slow(path)
+    return markexpr == "slow" and not has_slow(path)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`."""
     if collection_path == TESTS / "containers":
         return config.args_source is config.ArgsSource.TESTPATHS or None
-    # Nothing is imported where `-m "not slow"` would deselect all its tests.
-    if config.option.markexpr != "not slow" or TESTS not in collection_path.parents:
+    if collection_path.suffix != ".py" or TESTS not in collection_path.parents:
         return None
-    return True if is_slow(collection_path) else None
+    return is_deselected(collection_path, config.option.markexpr) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -163,6 +181,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         flavours = given.get("any_redis"), given.get("any_flavour")
         if is_slow(item.path) or SLOW_FLAVOURS.intersection(flavours):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") and not has_slow(item.path):
+            raise pytest.UsageError(f"has_slow does not know that {item.nodeid} is slow")
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
@@ -170,14 +190,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
     """The tests of a module run in one process, and so do all modules that import torch.
 
-    So do those of a folder that is TOGETHER.
+    So do those of folders that are TOGETHER.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         path = TESTS.parent / file
-        if path.parent.relative_to(TESTS).as_posix() in TOGETHER:
-            return str(path.parent)
+        folder = path.parent.relative_to(TESTS).as_posix()
+        for together in TOGETHER:
+            if folder in together:
+                return together[0]
         return "torch" if imports_torch(path) else file
 
 
@@ -204,11 +226,11 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args_source is not session.config.ArgsSource.TESTPATHS:
         return
-    skips_slow = session.config.option.markexpr == "not slow"
+    markexpr = session.config.option.markexpr
     names = [
         ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
         for path in sorted(TESTS.rglob("test_*.py"))
-        if not (skips_slow and is_slow(path))
+        if not is_deselected(path, markexpr)
     ]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in names[first:] + names[:first]:

@@ -164,17 +164,17 @@ def has_slow(path: Path) -> bool:
 
 
 def is_deselected(path: Path, markexpr: str) -> bool:
-    """Whether `-m` would deselect all tests of this module, which nobody needs to import then."""
-    if markexpr == "not slow":
-        return is_slow(path)
-    return markexpr == "slow" and not has_slow(path)
+    """Whether `-m` would deselect all tests of a module or folder: nobody needs its imports."""
+    if markexpr == "slow":
+        return path.suffix == ".py" and not has_slow(path)
+    return markexpr == "not slow" and is_slow(path)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`."""
     if collection_path == TESTS / "containers":
         return config.args_source is config.ArgsSource.TESTPATHS or None
-    if collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+    if TESTS not in collection_path.parents:
         return None
     return is_deselected(collection_path, config.option.markexpr) or None
 

@@ -49,8 +49,9 @@ class SharedDeployment:
         try:
             parts = self._cleaned(models)
             path = write_models(folder, **models)
-            for name in models.keys() - self._kept.keys():
-                _register(parts, folder, name, models[name])
+            for name, options in models.items():
+                if name not in self._kept:
+                    _register(parts, folder, name, options)
             parts.worker.wait_ready(*models)
             ready = partial(parts.api.http.get, "/ready", params={"models": "all"})
             wait_until(lambda: ready().is_success, "the API knows that they are loaded")

@@ -43,11 +43,13 @@ SLOW: Final = (
     "extensions/tuning/integration/bench/test_sweep.py",
     "integration/canvas",
     "integration/celery/test_flower.py",
+    "integration/celery/test_flower_alone.py",
     "extensions/tuning/integration/cli/test_optimize.py",
     "extensions/top/integration/test_top.py",
     "integration/client/test_outage.py",
     "integration/jobs/streams/test_events_kills.py",
     "integration/jobs/streams/test_generator_classes.py",
+    "integration/jobs/streams/test_language_model.py",
     "integration/jobs/test_path.py",
     "integration/model_process/test_variants.py",
     "integration/models/test_requirements.py",
@@ -69,6 +71,7 @@ SLOW: Final = (
     "extensions/runs/integration/test_runs.py",
     "extensions/runs/integration/test_tables.py",
     "integration/server/test_declared_inputs.py",
+    "integration/server/test_extensions.py",
     "integration/server/test_health_probe.py",
     "extensions/torchserve/integration/server/test_server.py",
     "integration/server/test_up.py",
@@ -84,9 +87,11 @@ SLOW: Final = (
     "extensions/tuning/e2e",
     "extensions/tuning/integration/tune",
     "integration/webhooks/test_kills.py",
+    "integration/webhooks/test_shares.py",
     "integration/workers/test_on_demand.py",
     "integration/workers/test_profile.py",
     "integration/workers/test_time.py",
+    "integration/workers/test_wrong_clock.py",
     "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
     "unit/handlers/test_language_model.py",
@@ -108,9 +113,17 @@ LONGEST: Final = (
     "extensions/openai/integration/api/test_responses.py",
     "extensions/openai/integration/api/test_tools.py",
 )
+#: The modules of such folders run in one process: they share what takes seconds to start.
+TOGETHER: Final = (
+    ("extensions/inference_protocols/integration",),
+    ("extensions/openai/integration/api", "extensions/openai/integration/clients"),
+)
 TESTS: Final = Path(__file__).parent
 #: Torch takes two seconds to import. One process runs all unit tests that need it.
 _IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
+
+#: What makes a test slow outside of SLOW: its mark, or a fixture with each kind of Redis.
+_MAY_BE_SLOW: Final = re.compile(r"mark\.slow|\bany_(redis|flavour)\b")
 
 # How long an example takes is for the machine to say, and it may be busy.
 settings.register_profile("untimed", deadline=None)
@@ -142,14 +155,28 @@ def is_slow(path: Path) -> bool:
     return path.relative_to(TESTS).as_posix().startswith(SLOW)
 
 
+@cache
+def has_slow(path: Path) -> bool:
+    """Whether a module has slow tests, by its place and text; collection checks it."""
+    if is_slow(path) or "contract" in path.parts:
+        return True
+    return _MAY_BE_SLOW.search(path.read_text()) is not None
+
+
+def is_deselected(path: Path, markexpr: str) -> bool:
+    """Whether `-m` would deselect all tests of a module or folder: nobody needs its imports."""
+    if markexpr == "slow":
+        return path.suffix == ".py" and not has_slow(path)
+    return markexpr == "not slow" and is_slow(path)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`."""
     if collection_path == TESTS / "containers":
         return config.args_source is config.ArgsSource.TESTPATHS or None
-    # Nothing is imported where `-m "not slow"` would deselect all its tests.
-    if config.option.markexpr != "not slow" or TESTS not in collection_path.parents:
+    if TESTS not in collection_path.parents:
         return None
-    return True if is_slow(collection_path) else None
+    return is_deselected(collection_path, config.option.markexpr) or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -158,6 +185,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         flavours = given.get("any_redis"), given.get("any_flavour")
         if is_slow(item.path) or SLOW_FLAVOURS.intersection(flavours):
             item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") and not has_slow(item.path):
+            raise pytest.UsageError(f"has_slow does not know that {item.nodeid} is slow")
     rank = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
@@ -165,12 +194,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
     """The tests of a module run in one process, and so do all modules that import torch.
 
-    So do those that share a deployment.
+    So do those of folders that are TOGETHER.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         path = TESTS.parent / file
+        folder = path.parent.relative_to(TESTS).as_posix()
+        for together in TOGETHER:
+            if folder in together:
+                return together[0]
         return "torch" if imports_torch(path) else file
 
 
@@ -197,11 +230,11 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None or session.config.args_source is not session.config.ArgsSource.TESTPATHS:
         return
-    skips_slow = session.config.option.markexpr == "not slow"
+    markexpr = session.config.option.markexpr
     names = [
         ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
         for path in sorted(TESTS.rglob("test_*.py"))
-        if not (skips_slow and is_slow(path))
+        if not is_deselected(path, markexpr)
     ]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in names[first:] + names[:first]:

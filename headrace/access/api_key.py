@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -75,6 +75,19 @@ class ApiKey(msgspec.Struct, frozen=True, gc=False):
     def expired(self, now_s: float) -> bool:
         """Return whether it has expired."""
         return 0 < self.expires_s <= now_s
+
+    def members(self, jobs: int) -> dict[str, Any]:
+        """Return what all lists show of it, without its times; `jobs` are in flight."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "scopes": sorted(self.scopes),
+            "rate": self.rate or None,
+            "max_in_flight": self.in_flight or None,
+            "tokens_per_minute": self.tokens_per_minute or None,
+            "in_flight": jobs,
+            "internal": self.acts,
+        }
 
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def documented(command: str) -> dict[str, tuple[str, str]]:
     return {re.findall(r"--[\w-]+", cell)[0]: (cell, default.strip(" `")) for cell, default in rows}
 
 
+@cache
 def helped(command: str) -> str:
     shown = CliRunner().invoke(APP, [*command.split(), "--help"])
     assert shown.exit_code == 0

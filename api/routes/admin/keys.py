@@ -89,18 +89,11 @@ def _require_keys(services: Services) -> None:
 
 def _members(key: ApiKey, jobs: int, used_s: int, now_s: float) -> dict[str, Any]:
     return {
-        "id": key.id,
-        "name": key.name,
-        "scopes": sorted(key.scopes),
-        "rate": key.rate or None,
-        "max_in_flight": key.in_flight or None,
-        "tokens_per_minute": key.tokens_per_minute or None,
-        "in_flight": jobs,
+        **key.members(jobs),
         "created_at": time_of(round(key.created_s * US_PER_S)),
         "last_used_at": time_of(used_s * US_PER_S) if used_s else None,
         "expires_at": _expiry(key),
         "expired": key.expired(now_s),
-        "internal": key.acts,
     }
 
 

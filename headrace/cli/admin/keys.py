@@ -163,16 +163,9 @@ def _print_once(key: ApiKey, text: str, *, as_json: bool) -> None:
 
 def _json_object(key: ApiKey, jobs: int) -> dict[str, Any]:
     return {
-        "id": key.id,
-        "name": key.name,
-        "scopes": sorted(key.scopes),
-        "rate": key.rate or None,
-        "max_in_flight": key.in_flight or None,
-        "tokens_per_minute": key.tokens_per_minute or None,
-        "in_flight": jobs,
+        **key.members(jobs),
         "created_at": _time(key.created_s),
         "expires_at": _time(key.expires_s) if key.expires_s else None,
-        "internal": key.acts,
     }
 
 

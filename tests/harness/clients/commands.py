@@ -22,6 +22,7 @@ from unittest.mock import patch
 from typing_extensions import override
 
 from headrace.cli.main import main
+from headrace.cli.shared import options
 from tests.harness.servers.up import clean_environment
 
 TIMEOUT_S = 60
@@ -174,19 +175,19 @@ def records(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def completed(url: str, *words: str, timeout_s: float | None = None) -> list[str]:
+def completed(url: str, *words: str, timeout_s: float = options.COMPLETION_TIMEOUT_S) -> list[str]:
     """What bash is offered for the last of these words, by a server with so long to answer."""
-    waits = f"from headrace.cli.shared import options; options.COMPLETION_TIMEOUT_S = {timeout_s}; "
-    program = "import sys; from headrace.cli.main import main; sys.argv[0] = 'headrace'; main()"
-    if timeout_s is not None:
-        program = waits + program
     asked = {"COMP_WORDS": " ".join(["headrace", *words]), "COMP_CWORD": str(len(words))}
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
-        env=clean_environment(HEADRACE_URL=url, _HEADRACE_COMPLETE="complete_bash", **asked),
-    )  # fmt: skip
-    assert ended.stderr == ""
-    return ended.stdout.split()
+    variables = clean_environment(HEADRACE_URL=url, _HEADRACE_COMPLETE="complete_bash", **asked)
+    with (
+        patch.dict(os.environ, variables, clear=True),
+        patch.object(options, "COMPLETION_TIMEOUT_S", timeout_s),
+        # Of it the name of the program is made, besides argv: `python -m pytest` has one.
+        patch.object(sys.modules["__main__"], "__package__", None),
+    ):
+        ended = CommandsWithin("", Path.cwd()).run()
+    assert not ended.stderr, ended.stderr
+    return ended.stdout.decode().split()
 
 
 def offered(url: str, *words: str) -> list[str]:

@@ -32,45 +32,61 @@ class SharedDeployment:
         self._folder = folder
         self._stack = ExitStack()
         self._parts: Site | None = None
+        self._kept: Mapping[str, Mapping[str, Any]] = {}
 
     @contextmanager
-    def site(self, folder: Path, models: Mapping[str, Mapping[str, Any]]) -> Iterator[Site]:
+    def site(
+        self, folder: Path, models: Mapping[str, Mapping[str, Any]], *, keep: bool = False
+    ) -> Iterator[Site]:
         """The deployment with these models, all of them loaded, and no other.
 
         A key that is left without a TTL fails the test.
+
+        Args:
+            keep: the models stay loaded for the next module, should it ask for the same ones. Their
+                handlers are not in `folder`.
         """
         try:
-            parts = self._cleaned()
+            parts = self._cleaned(models)
             path = write_models(folder, **models)
             for name, options in models.items():
-                _register(parts, folder, name, options)
+                if name not in self._kept:
+                    _register(parts, folder, name, options)
             parts.worker.wait_ready(*models)
             ready = partial(parts.api.http.get, "/ready", params={"models": "all"})
             wait_until(lambda: ready().is_success, "the API knows that they are loaded")
             with Client(parts.redis.url, path) as client:
                 yield Site(parts.redis, parts.api, parts.worker, client, folder)
                 nothing_leaks(client.redis)
-            for name in models:
-                removed = parts.api.http.delete(f"/api/v1/models/{name}")
-                assert removed.status_code == 204, removed.text
+            self._kept = models
+            if not keep:
+                self._remove_models(parts)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """End it."""
-        self._parts = None
+        self._parts, self._kept = None, {}
         self._stack.close()
 
-    def _cleaned(self) -> Site:
-        """The parts, without the models and the keys of the module before."""
+    def _cleaned(self, models: Mapping[str, Mapping[str, Any]]) -> Site:
+        """The parts, without the keys of the module before, and its models if they are others."""
         parts = self._parts = self._parts or self._started()
-        wait_until(lambda: _idle(parts.worker), "the models before have ended")
+        if self._kept != models:
+            self._remove_models(parts)
+            wait_until(lambda: _idle(parts.worker), "the models before have ended")
         with parts.redis.client() as client:
             keys: Any = client.keys()
             if old := [key for key in keys if not key.decode().startswith(_KEPT)]:
                 client.delete(*old)
         return parts
+
+    def _remove_models(self, parts: Site) -> None:
+        for name in self._kept:
+            removed = parts.api.http.delete(f"/api/v1/models/{name}")
+            assert removed.status_code == 204, removed.text
+        self._kept = {}
 
     def _started(self) -> Site:
         enter = self._stack.enter_context

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from moto.server import ThreadedMotoServer
@@ -34,8 +35,9 @@ class S3Server:
     server: ThreadedMotoServer
     mark: str = field(default_factory=lambda: secrets.token_hex(4))
 
-    @property
+    @cached_property
     def client(self) -> Any:
+        # To make one takes longer than most tests.
         return s3_client(self.url, 4)
 
     def bucket(self, name: str) -> str:

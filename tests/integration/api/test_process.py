@@ -6,8 +6,6 @@ import os
 import resource
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -19,8 +17,10 @@ import pytest
 from headrace.server.ports import free_port
 from tests.harness.fakes.worker import Answer, claim, settle
 from tests.harness.http.plain_http import PLAIN
+from tests.harness.processes.forked import Forked
 from tests.harness.servers.api_process import answers, environ
 from tests.harness.servers.redis_servers import RedisServer
+from tests.harness.servers.up import ROOT
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import write_models
 
@@ -30,22 +30,26 @@ def models(tmp_path: Path) -> Path:
     return write_models(tmp_path, echo={"handler": "echo"})
 
 
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "api.log"
+
+
 @contextmanager
-def process(env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "api"], env=env, stderr=subprocess.PIPE, text=True
-    ) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
+def process(env: dict[str, str], log: Path) -> Iterator[Forked]:
+    started = Forked(["api"], env, ROOT, log)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait(60)
 
 
-def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path) -> None:
+def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path, log: Path) -> None:
     port = free_port()
     env = environ(models, redis_url=redis_db.url, port=str(port))
     with (
-        process(env) as api,
+        process(env, log) as api,
         ThreadPoolExecutor(1) as executor,
         httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=70, verify=PLAIN) as http,
         redis_db.client() as client,
@@ -63,12 +67,12 @@ def test_a_stop_answers_waiting_requests(redis_db: RedisServer, models: Path) ->
 
 
 def test_a_stop_with_a_delay_serves_on_and_is_not_ready(
-    redis_db: RedisServer, models: Path
+    redis_db: RedisServer, models: Path, log: Path
 ) -> None:
     port = free_port()
     env = environ(models, redis_url=redis_db.url, port=str(port), stop_delay_s="600")
     url = f"http://127.0.0.1:{port}"
-    with process(env) as api, httpx2.Client(base_url=url, timeout=70, verify=PLAIN) as http:
+    with process(env, log) as api, httpx2.Client(base_url=url, timeout=70, verify=PLAIN) as http:
         wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
         api.terminate()
         wait_until(lambda: http.get("/ready").status_code == 503, "it is not ready")
@@ -89,44 +93,41 @@ def test_a_stop_with_a_delay_serves_on_and_is_not_ready(
     ],
 )
 def test_what_keeps_it_from_starting_is_one_line(
-    models: Path, settings: dict[str, str], status: int, says: str
+    models: Path, log: Path, settings: dict[str, str], status: int, says: str
 ) -> None:
-    with process(environ(models, **settings)) as api:
-        _, errors = api.communicate(timeout=90)
-    assert api.returncode == status
+    with process(environ(models, **settings), log) as api:
+        assert api.wait(90) == status
+    errors = log.read_text()
     assert errors.startswith("headrace: ")
     assert says in errors
     assert "secret" not in errors
     assert len(errors.splitlines()) == 1
 
 
-def test_a_models_file_with_a_mistake(redis_db: RedisServer, models: Path) -> None:
+def test_a_models_file_with_a_mistake(redis_db: RedisServer, models: Path, log: Path) -> None:
     models.write_text("models: {echo: {handlr: echo}}\n")
-    with process(environ(models, redis_url=redis_db.url)) as api:
-        _, errors = api.communicate(timeout=90)
-    assert api.returncode == 2
+    with process(environ(models, redis_url=redis_db.url), log) as api:
+        assert api.wait(90) == 2
+    errors = log.read_text()
     assert "did you mean handler?" in errors
     assert "Traceback" not in errors
 
 
 def test_running_out_of_file_descriptors_is_logged_and_passes(
-    redis_db: RedisServer, models: Path
+    redis_db: RedisServer, models: Path, log: Path
 ) -> None:
     port = free_port()
     env = environ(models, redis_url=redis_db.url, port=str(port))
     url = f"http://127.0.0.1:{port}"
-    with process(env) as api, httpx2.Client(base_url=url, timeout=20, verify=PLAIN) as http:
+    with process(env, log) as api, httpx2.Client(base_url=url, timeout=20, verify=PLAIN) as http:
         wait_until(lambda: answers(http, "/ready"), "the API is ready", 90)
         used = len(os.listdir(f"/proc/{api.pid}/fd"))
         _, hard = resource.prlimit(api.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(api.pid, resource.RLIMIT_NOFILE, (used + 4, hard))
-        assert api.stderr is not None
-        log = api.stderr.fileno()
-        os.set_blocking(log, False)
         with ExitStack() as clients:
             for _ in range(10):
                 clients.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-            wait_until(lambda: b"no file descriptor left" in os.read(log, 65_536), "it is logged")
+            wait_until(lambda: "no file descriptor left" in log.read_text(), "it is logged")
             assert answers(http, "/live"), "the open connection is served"
         wait_until(lambda: newly_answers(url), "new connections are served")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -20,10 +18,11 @@ from headrace.server.components import get_json
 from headrace.server.health_probe import Component, check
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.worker import FakeWorker
+from tests.harness.processes.forked import Forked
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.certificates import Authority
 from tests.harness.servers.redis_servers import RedisServer
-from tests.harness.servers.up import clean_environment
+from tests.harness.servers.up import ROOT, clean_environment
 from tests.harness.wait import wait_until
 
 
@@ -136,17 +135,17 @@ def test_a_certificate_that_cannot_be_used_keeps_the_api_from_starting(
     own, other = authority.sign(), authority.sign("other")
     models = tmp_path / "models.yaml"
     models.write_text("models: {echo: {handler: echo}}\n")
-    for cert, key, said in (
-        (own.cert_file, other.key_file, "cannot be used"),
-        (tmp_path / "none.pem", own.key_file, "No such file"),
-        ("", own.key_file, "tls_cert_file is not"),
+    for number, (cert, key, said) in enumerate(
+        (
+            (own.cert_file, other.key_file, "cannot be used"),
+            (tmp_path / "none.pem", own.key_file, "No such file"),
+            ("", own.key_file, "tls_cert_file is not"),
+        )
     ):
         environ = clean_environment(
             HEADRACE_REDIS_URL=redis_db.url, HEADRACE_MODELS_FILE=str(models),
             HEADRACE_TLS_CERT_FILE=str(cert), HEADRACE_TLS_KEY_FILE=str(key),
         )  # fmt: skip
-        ended = subprocess.run(
-            [sys.executable, "-m", "api"], env=environ, capture_output=True, timeout=60, check=False
-        )
-        assert ended.returncode == 2
-        assert said in ended.stderr.decode()
+        log = tmp_path / f"{number}.log"
+        assert Forked(["api"], environ, ROOT, log).wait(60) == 2
+        assert said in log.read_text()

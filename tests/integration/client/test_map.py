@@ -68,7 +68,7 @@ class Holding(FakeWorker):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("count", [0, 1, 2, 999, 1500])
+@pytest.mark.parametrize("count", [0, 1, 2, 1500])
 def test_every_input_has_its_result(
     client: Any, worker: FakeWorker, count: int, ordered: bool
 ) -> None:
@@ -104,14 +104,14 @@ def test_no_more_are_taken_than_may_be_in_flight(
 
     def source() -> Iterator[int]:
         nonlocal taken, most
-        for number in range(200):
+        for number in range(90):
             taken += 1
             most = max(most, taken - given)
             yield number
 
     for _ in client.map("echo", source(), in_flight=in_flight, return_errors=True):
         given += 1
-    assert given == 200
+    assert given == 90
     # The one that is being given is still counted here.
     assert most <= in_flight + 1
 

@@ -252,6 +252,7 @@ def test_a_job_has_the_id_of_its_trace(site: Site) -> None:
     assert TRACE_ID in shown
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_too_a_job_has_the_id_of_its_trace(dark: Site) -> None:
     traced, plain = dark.submit("plain", traceparent=PARENT), dark.submit("plain")
     assert dark.up.job(traced)["trace_id"] == TRACE_ID
@@ -274,6 +275,7 @@ def test_lines_of_the_log_name_the_trace(site: Site) -> None:
     assert [line["trace_id"] for line in wait_until(logged, "it is logged")] == [TRACE_ID]
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_a_trace_passes_and_nothing_is_loaded(dark: Site) -> None:
     for model in ("plain", "threads", "pooled", "beside"):
         dark.submit(model, traceparent=PARENT, tracestate="a=b")
@@ -282,6 +284,7 @@ def test_without_an_endpoint_a_trace_passes_and_nothing_is_loaded(dark: Site) ->
         assert dark.last["result"] == {"traceparent": "", "seen": [], "known": False}
 
 
+@pytest.mark.slow
 def test_without_an_endpoint_too_lines_of_the_log_name_the_trace(dark: Site) -> None:
     job_id = dark.submit("plain", traceparent=PARENT)
     events = {"request", "batch dispatched", "batch ended"}

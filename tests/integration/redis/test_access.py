@@ -115,6 +115,7 @@ def operate(client: Client) -> None:
     assert list(client.dead_letters("echo")) == []
 
 
+@pytest.mark.slow
 def test_a_workload_runs_with_the_documented_user_over_tls(
     guarded: Guarded, worker: Worker, tmp_path: Path
 ) -> None:

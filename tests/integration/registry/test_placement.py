@@ -15,7 +15,7 @@ import pytest
 from headrace.config.model.catalog import load_catalog
 from headrace.queue import findings
 from headrace.registry.catalog import read_declared
-from tests.harness.clients.commands import Commands
+from tests.harness.clients.commands import CommandsWithin
 from tests.harness.clients.doctor import look, site, verdict
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import RedisServer
@@ -123,7 +123,7 @@ def test_a_model_that_fits_no_worker_is_left_out_with_the_reason(
         path = "/api/v1/models/large"
         api.http.patch(path, json={"options": {"memory_mb": 1}}).raise_for_status()
         wait_until(lambda: shown("large")["state"] == "ready", "the model is served")
-        command = Commands(api.url, tmp_path)
+        command = CommandsWithin(api.url, tmp_path)
         command.lines("models", "scale", "large", "auto")
         wait_until(lambda: shown("large")["replicas"] == "auto", "replicas are auto")
         placed = "\n".join(command.lines("models", "large"))

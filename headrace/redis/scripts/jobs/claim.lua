@@ -1,4 +1,4 @@
--- @include-lazily dead_letter, trace, queues
+-- @include-lazily finish, trace, queues
 -- Claim up to N messages of one queue, best priority first, and lease them in the same call.
 -- KEYS: the queue's (see lib/keys.lua). ARGV: 1 queue, 2 model, 3 version of the caller, which the records then name,
 --       4 max jobs, 5 max bytes, 6 lease in us, 7 owner, 8 task name, 9 TTL in s of the result of a refused message, or of

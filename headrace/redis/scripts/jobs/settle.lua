@@ -1,4 +1,4 @@
--- @include-lazily dead_letter
+-- @include-lazily finish
 -- Settle jobs of one queue: results, records, leases and publications, fenced by token.
 -- KEYS: the queue's. ARGV: 1 queue, 2 version that ran them, 3 how failures are kept (see
 --       lib/failure.lua), then per job 12: id, token, outcome (s f x c), Celery result

@@ -1,4 +1,4 @@
--- @include dead_letter
+-- @include finish
 -- Releasing a leased job: back to its queue, or to its end after too many crashes.
 -- How the process of a job ended that was lost with its worker.
 local WITH_WORKER = 'with its worker'

@@ -25,8 +25,9 @@ MODELS: dict[str, Any] = {
 def site(
     shared_deployment: SharedDeployment, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Site]:
-    """The models above, once a module: a language model takes seconds to load."""
-    with shared_deployment.site(tmp_path_factory.mktemp("openai"), MODELS) as found:
+    """The models above, loaded once for all modules: a language model takes seconds to load."""
+    folder = tmp_path_factory.mktemp("openai")
+    with shared_deployment.site(folder, MODELS, keep=True) as found:
         yield found
 
 

@@ -14,7 +14,7 @@ from headrace.jobs.job import NO_WAIT, Job, State, error_of, result_in
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.response import split_details
-from headrace.schema.jobs import JobObject
+from headrace.schema.jobs import JobAttempt, JobObject
 from headrace.schema.members import NULL, time_of
 
 JOBS_PATH: Final = "/api/v1/jobs/"
@@ -71,6 +71,8 @@ def job_object(
         trace_id=job.trace_id or None,
         urls=_urls(job.id),
         requested_version=job.asked_version or None,
+        worker=job.worker,
+        earlier_attempts=_earlier(job.earlier) if job.earlier else [],
         stages=_raw(job.stages_json.encode()) if job.stages_json else [],
         batch_padding=job.batch_padding,
         dead_lettered=job.dead_lettered,
@@ -87,6 +89,12 @@ def job_object(
         if with_traceback and state is State.FAILED:
             view.traceback = job.traceback or ""
     return _ENCODER.encode(view)
+
+
+def _earlier(lines: str) -> list[JobAttempt]:
+    """Return the attempts in the record's `pa`."""
+    parts = (line.partition(" ") for line in lines.split("\n"))
+    return [JobAttempt(int(number), worker) for number, _, worker in parts]
 
 
 def _add_unfinished(view: JobObject, job: Job, waiting_for: Waiting | None) -> None:

@@ -84,18 +84,20 @@ export const jobPath = (/** @type {string} */ id) => to(`/jobs/${encodeURICompon
 export const modelPath = (/** @type {string} */ name) => to(`/models/${encodeURIComponent(name)}`);
 
 /**
- * The filters in the address of a page, and what changes some of them; a change begins at the first page.
+ * For filters that the address of a page has: the address with some of them changed, which begins at the first page of a
+ * list, and what goes there.
+ * @typedef {(change: import('./api.js').Query) => string} Changed
  * @param {string} path
- * @param {URLSearchParams} query
- * @returns {[Record<string, string>, (change: import('./api.js').Query) => string, (change: import('./api.js').Query) => void]}
+ * @param {Record<string, string>} filters
+ * @returns {[Changed, (change: import('./api.js').Query) => void]}
  */
-export function filtersOf(path, query) {
-  const filters = Object.fromEntries(query);
-  const changed = (/** @type {import('./api.js').Query} */ change) => to(path, { ...filters, cursor: undefined, ...change });
+export function changesOf(path, filters) {
+  const changed = (/** @type {import('./api.js').Query} */ change) =>
+    to(path, { ...filters, cursor: undefined, ...change });
   const go = (/** @type {import('./api.js').Query} */ change) => {
     location.hash = changed(change);
   };
-  return [filters, changed, go];
+  return [changed, go];
 }
 
 // Formats
@@ -446,7 +448,7 @@ export function ModelSelect({ value, go }) {
 }
 
 /** The ways to the newest page of a list and to the next one.
- * @param {{ filters: Record<string, string>, next: string | null, changed: (change: import('./api.js').Query) => string }} of */
+ * @param {{ filters: Record<string, string>, next: string | null, changed: Changed }} of */
 export const Pages = ({ filters, next, changed }) =>
   (filters.cursor || next) &&
   html`<p class="pages">${filters.cursor && html`<a class="button" href=${changed({})}>Newest</a>`}

@@ -8,7 +8,7 @@ import {
   Choice,
   count,
   Empty,
-  filtersOf,
+  changesOf,
   html,
   jobPath,
   Loaded,
@@ -87,7 +87,8 @@ const Chosen = ({ group, times, done }) => html`
 
 /** @param {{ query: URLSearchParams }} of */
 export default function Failures({ query }) {
-  const [filters, changed, go] = filtersOf('/failures', query);
+  const filters = Object.fromEntries(query);
+  const [changed, go] = changesOf('/failures', filters);
   const span = filters.span in SPANS ? filters.span : SPAN;
   const step = SPANS[span][1];
   const [text, setText] = useState(filters.error ?? '');
@@ -112,9 +113,7 @@ export default function Failures({ query }) {
     {
       name: 'Error',
       by: name,
-      cell: (
-        g,
-      ) => html`<a class="strong" href=${changed({ group: g.group })}><${Text} text=${name(g)} max=${60} /></a>
+      cell: (g) => html`<a class="strong" href=${changed({ group: g.group })}><${Text} text=${name(g)} max=${60} /></a>
         <div class="muted"><${Text} text=${g.message} max=${120} /></div>`,
     },
     {

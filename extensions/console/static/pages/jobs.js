@@ -6,7 +6,7 @@ import {
   count,
   duration,
   Empty,
-  filtersOf,
+  changesOf,
   html,
   jobPath,
   Loaded,
@@ -93,7 +93,8 @@ const COLUMNS = [
 
 /** @param {{ query: URLSearchParams }} of */
 export default function Jobs({ query }) {
-  const [{ q, search, ...filters }, changed, go] = filtersOf('/jobs', query);
+  const { q, search, ...filters } = Object.fromEntries(query);
+  const [changed, go] = changesOf('/jobs', filters);
   const [text, setText] = useState('');
   // `since` in the address is a number of seconds before now, or a time.
   const since = /^\d{1,7}$/.test(filters.since ?? '')

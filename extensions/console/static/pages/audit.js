@@ -1,6 +1,6 @@
 /** Audit: who changed what, the newest first. */
 
-import { Empty, changesOf, html, Loaded, Pages, Panel, Select, Table, Text, Time, usePoll } from '../parts.js';
+import { Empty, changesOf, html, jobPath, Loaded, Pages, Panel, Select, Table, Text, Time, usePoll } from '../parts.js';
 
 /** What an action is called; others are shown as the API names them. @type {Record<string, string>} */
 const WORDS = {
@@ -24,6 +24,9 @@ const WORDS = {
   purge_dead_letters: 'deleted dead letters',
 };
 
+/** Their targets are jobs, which have pages. */
+const OF_JOBS = ['cancel_job', 'retry_job'];
+
 /** @typedef {any} Entry */
 
 /** @param {{ query: URLSearchParams }} of */
@@ -46,7 +49,7 @@ export default function Audit({ query }) {
       name: 'Of',
       cell: (e) =>
         e.target &&
-        html`<a class="mono" href=${changed({ target: e.target })}><${Text} text=${e.target} max=${60} /></a>`,
+        html`<a class="mono" href=${OF_JOBS.includes(e.action) ? jobPath(e.target) : changed({ target: e.target })}><${Text} text=${e.target} max=${60} /></a>`,
     },
     { name: 'Detail', wide: true, cell: (e) => html`<${Text} text=${e.detail} max=${160} />` },
   ];

@@ -207,7 +207,7 @@ const Worker = ({ of }) => {
 const Attempts = ({ of: job }) => html`<${Panel} title="Attempts">
   <${Table} label="Attempts" rows=${[...job.earlier_attempts, { attempt: job.earlier_attempts.at(-1).attempt + 1, worker: job.worker, last: true }]}
     id=${(/** @type {any} */ a) => a.attempt} columns=${[
-      { name: 'Attempt', num: true, cell: (/** @type {any} */ a) => count(a.attempt) },
+      { name: 'Attempt', cell: (/** @type {any} */ a) => count(a.attempt) },
       { name: 'Worker', cell: (/** @type {any} */ a) => html`<${Worker} of=${a.worker} />` },
       {
         name: 'Host',
@@ -261,13 +261,13 @@ export default function JobPage({ params }) {
         ['Model', html`<a href=${modelPath(job.model)}>${job.model}</a> <span class="muted">${job.version}</span>`],
         ['Created', html`<${Time} at=${job.created_at} />`],
         ['Started', html`<${Time} at=${job.started_at} />`],
-        ended ? ['Ended', html`<${Time} at=${job.finished_at} />`] : ['Place in the queue', count(job.queue_position)],
-        ['Took', duration(job.timings && job.timings.total / 1000)],
+        ...(ended ? [['Ended', html`<${Time} at=${job.finished_at} />`]] : []),
+        ...(job.queue_position ? [['Place in the queue', count(job.queue_position)]] : []),
+        ...(job.timings ? [['Took', duration(job.timings.total / 1000)]] : []),
         ['Attempts', count(job.attempts)],
-        [
-          'Batch',
-          job.batch_size ? `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}` : NONE,
-        ],
+        ...(job.batch_size
+          ? [['Batch', `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}`]]
+          : []),
         ...(job.worker
           ? [
               ['Worker', html`<${Worker} of=${job.worker} />`],
@@ -280,7 +280,7 @@ export default function JobPage({ params }) {
       ${job.waiting_for && html`<p class="note">${job.waiting_reason ?? (job.waiting_for === 'load' ? 'A worker loads the model.' : 'No worker has the model loaded.')}</p>`}
       ${job.progress && html`<p><${Bar} share=${job.progress.fraction ?? 0} label="Progress" /> ${Math.round((job.progress.fraction ?? 0) * 100)} % <${Text} text=${job.progress.message ?? ''} /></p>`}
       </${Panel}>
-      ${job.error && html`<${Failure} job=${job} />`}
+      ${job.error && job.status !== 'cancelled' && html`<${Failure} job=${job} />`}
       ${job.timings && html`<${Panel} title="Timeline" side=${html`<a href=${to('/jobs', { model: job.model })}>Other jobs of ${job.model}</a>`}><${Timeline} of=${job.timings} /></${Panel}>`}
       ${
         job.stages &&

@@ -168,9 +168,9 @@ def test_a_job_is_watched_cancelled_and_retried(site: Console, chromium: Browser
         page.get_by_role("button", name="Retry").click()
         expect(page.get_by_text("The job is in its queue again.")).to_be_visible()
         wait_until(lambda: site.ended(again)["attempts"] == 1, "it has run again")
-    for job_id, action in ((slow, "cancel_job"), (again, "retry_job")):
-        (entry,) = site.call("GET", f"/api/v1/audit?target={job_id}")["entries"]
-        assert entry["action"] == action
+        for job_id, action in ((slow, "cancel_job"), (again, "retry_job")):
+            (entry,) = site.call("GET", f"/api/v1/audit?target={job_id}")["entries"]
+            assert entry["action"] == action
         page.emulate_media(media="print")
         expect(page.get_by_role("button", name="Print")).to_be_hidden()
         expect(page.locator(".failure")).to_be_visible()

@@ -16,7 +16,7 @@ WORDS = [f"word-{n} " for n in range(6)]
 
 
 class Told(Handler):
-    def inference(self, items: list[Any]) -> Iterator[list[str]]:
+    def inference(self, items: list[Any]) -> Iterator[list[str | None]]:
         for n, word in enumerate(WORDS, 1):
             yield [word for _ in items]
             if n % 3 == 0:

@@ -129,9 +129,12 @@ export function duration(seconds) {
   if (s === 0) return '0 s';
   if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
   if (s < 1) return `${s < 0.01 ? (s * 1000).toFixed(1) : Math.round(s * 1000)} ms`;
-  if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min${s < 600 ? ` ${Math.round(s % 60)} s` : ''}`;
-  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  // Rounded before it is divided: 119.7 s are 2 min, not 1 min 60 s.
+  const [whole, minutes] = [Math.round(s), Math.round(s / 60)];
+  if (whole < 60) return `${s < 10 ? s.toFixed(1) : whole} s`;
+  if (whole < 600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${Math.round(s / 86_400)} d`;
 }
 

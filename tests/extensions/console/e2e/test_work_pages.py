@@ -285,6 +285,23 @@ def test_a_tab_in_the_background_asks_for_nothing(site: Console, chromium: Brows
             show(hidden=False)
 
 
+def test_a_duration_has_no_sixty_seconds(site: Console, chromium: Browser) -> None:
+    with opened(chromium, site) as watched:
+        seconds = [59.4, 59.7, 119.7, 599.7, 3599.7, 7199.7, 86_399]
+        script = """all => import(document.querySelector('link[href$="/parts.js"]').href)
+            .then(parts => all.map(s => parts.duration(s)))"""
+        shown = watched.page.evaluate(script, seconds)
+        assert shown == [
+            "59 s",
+            "1 min 0 s",
+            "2 min 0 s",
+            "10 min",
+            "1 h 0 min",
+            "2 h 0 min",
+            "1 d",
+        ]
+
+
 def test_the_keyboard_opens_pages_and_help(site: Console, chromium: Browser) -> None:
     with opened(chromium, site) as watched:
         page = watched.page

@@ -51,6 +51,7 @@ def job_object(
     waiting_for: Waiting | None = None,
     with_result: bool = True,
     with_traceback: bool = True,
+    with_workers: bool = True,
 ) -> bytes:
     """Return the job object."""
     state = job.state
@@ -71,12 +72,13 @@ def job_object(
         trace_id=job.trace_id or None,
         urls=_urls(job.id),
         requested_version=job.asked_version or None,
-        worker=job.worker,
-        earlier_attempts=_earlier(job.earlier) if job.earlier else [],
         stages=_raw(job.stages_json.encode()) if job.stages_json else [],
         batch_padding=job.batch_padding,
         dead_lettered=job.dead_lettered,
     )
+    if with_workers:
+        view.worker = job.worker
+        view.earlier_attempts = _earlier(job.earlier) if job.earlier else []
     if not state.final:
         _add_unfinished(view, job, waiting_for)
     if state is State.SUCCEEDED:

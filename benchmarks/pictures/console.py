@@ -71,12 +71,12 @@ def main() -> None:
         stop.wait(LOAD_S)
         failed = site.submit("raise: no such word", metadata={"customer": "42", "source": "web"})
         site.ended(failed)
-        for name, address in (("overview", "/"), ("job", f"/jobs/{failed}")):
+        for name, address, height in (("overview", "/", 640), ("job", f"/jobs/{failed}", 840)):
             with opened(chromium, site, width=WIDTH) as watched:
                 page = watched.page
                 page.emulate_media(color_scheme=theme)
                 page.route("**/api/v1/overview", without_the_machine)
-                page.set_viewport_size({"width": WIDTH, "height": 760})
+                page.set_viewport_size({"width": WIDTH, "height": height})
                 expect(page.locator(".findings li")).to_have_count(len(FINDINGS))
                 page.evaluate("address => { location.hash = address }", address)
                 page.locator(".panel").last.wait_for()

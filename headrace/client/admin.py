@@ -173,7 +173,8 @@ def retry(session: Session, job: str | Job) -> Plan[None]:
 
     Raises:
         JobNotFound: no job has this id.
-        Conflict: it has not failed, or its input is not kept any more.
+        Conflict: it has not failed, or its input is not kept any more. Also if an answer was lost
+            and the request was repeated.
     """
     yield from fetch(session, job_request("POST", job, below="/retry"), Retried)
 

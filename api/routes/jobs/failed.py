@@ -20,7 +20,7 @@ from api.routes.jobs.job import HARMLESS, as_header, stream_result, visible_job
 from api.services import Services
 from headrace.errors import Conflict, InputGone, InvalidRequest
 from headrace.jobs.job import Job, State, StoredResult
-from headrace.jobs.message import Message, decode_message
+from headrace.jobs.message import InputSource, Message, decode_message
 from headrace.jobs.values.encoding import undecoded_input
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.schema.operation import Retried
@@ -40,8 +40,10 @@ async def get_input(services: Services, request: Request, job_id: str) -> Reply 
     raw = await _message(services, job)
     message = None if raw is None else _decoded(raw)
     source = None if message is None else message.source
-    if message is None or (source is not None and not source.ref):
+    if message is None:
         raise _gone(job)
+    if source is not None and not source.ref:
+        raise _elsewhere(job, source)
     headers = (NO_STORE, *HARMLESS)
     if source is None:
         body, given = undecoded_input(message.input)
@@ -86,6 +88,15 @@ def _gone(job: Job) -> InputGone:
     else:
         why = "is not found in its queue at the moment"
         hint = "Ask again when the job runs."
+    return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
+
+
+def _elsewhere(job: Job, source: InputSource) -> InputGone:
+    """Return where an input is that the server does not keep."""
+    if source.origin:
+        why, hint = f"is {source.origin}, as its client has named it", "Read it there."
+    else:
+        why, hint = "is made of the results of other jobs of its pipeline", "Read their results."
     return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
 
 

@@ -298,7 +298,7 @@ export default function JobPage({ params }) {
         <${Panel} title="Input">${
           INPUT_GONE[job.status]
             ? html`<p class="muted">${INPUT_GONE[job.status]}</p>`
-            : html`<${Preview} path=${`${path}/input`} name="input" />`
+            : html`<${Preview} key=${job.queue_position ? 'waits' : 'left'} path=${`${path}/input`} name="input" />`
         }</${Panel}>
         ${job.metadata && html`<${Panel} title="Metadata"><div class="body"><${Json} value=${job.metadata} /></div></${Panel}>`}
       </div>`}</${Loaded}>`;

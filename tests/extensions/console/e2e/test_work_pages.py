@@ -158,7 +158,11 @@ def test_a_job_is_watched_cancelled_and_retried(site: Console, chromium: Browser
         page = watched.page
         expect(page.get_by_text("waiting at the gate")).to_be_visible()
         page.get_by_role("button", name="Cancel").first.click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        with page.expect_request(lambda request: request.method == "DELETE") as sent:
+            page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert sent.value.headers["headrace-client"] == "console", (
+            "noted where no keys are required"
+        )
         expect(page.get_by_role("status").filter(has_text="discarded")).to_be_visible()
         site.open_gate()
         expect(page.locator(".head .state")).to_have_text("cancelled")

@@ -168,7 +168,7 @@ class ResultFreed(RequestError, code="result-freed", status=410):
 
 
 class InputGone(RequestError, code="input-gone", status=410):
-    """The input of the job is not kept: it has not failed, or did so long ago."""
+    """The server has no input of the job: it has ended and not failed, or failed long ago."""
 
 
 class QueueNotFound(RequestError, code="queue-not-found", status=404):

@@ -105,7 +105,8 @@ class Request:
         caller: the API key that makes it; everybody where no keys are required.
         drain: the body was refused before all of it was received.
         target: what was changed, for the audit log, if the path does not name it.
-        noted: the detail of a change in the audit log, besides its operation and target.
+        noted: the detail of a change in the audit log, besides its operation and target; None if
+            the log needs no entry.
         body_bytes: the length of the body, if it was read as a whole.
         headers: as they were sent, with names in lower case.
     """
@@ -122,7 +123,7 @@ class Request:
         self.receive = receive
         self.drain = False
         self.target = ""
-        self.noted = ""
+        self.noted: str | None = ""
         self.body_bytes = 0
         self.caller: Caller = EVERYBODY
         self.headers: list[Header] = scope["headers"]

@@ -33,10 +33,12 @@ def with_audit(operation: Operation) -> Operation:
     async def endpoint(services: Services, request: Request, *parameters: str) -> Answer:
         answer = await operation.endpoint(services, request, *parameters)
         # Who may not manage can only cancel its own jobs.
-        if request.caller.sees_all and getattr(answer, "status", _REFUSED) < _REFUSED:
+        noted = request.noted
+        succeeded = getattr(answer, "status", _REFUSED) < _REFUSED
+        if request.caller.sees_all and succeeded and noted is not None:
             by = request.caller.key_id or NO_KEY
             target = parameters[0] if parameters else request.target
-            await _note(services, Note(by, operation.name, target, request.noted))
+            await _note(services, Note(by, operation.name, target, noted))
         return answer
 
     return operation._replace(endpoint=endpoint)

@@ -195,11 +195,12 @@ TABLE: Final[tuple[Operation, ...]] = (
         "PUT", _JOB, submit.put_job, _SUBMIT, "put_job", media.SUBMITTED,
         (*REFUSED_SUBMIT, errors.InputForbidden), _WAIT, (media.PREFER,), NamedJobRequest,
     ),
-    # Who may submit a job may also cancel it.
+    # Who may submit a job may also cancel it. Which of these are noted is decided there.
     Operation(
         "DELETE", _JOB, job.cancel_job, _SUBMIT, "cancel_job",
         {200: Success("It will not run, or it had ended before.", job.Cancellation),
          202: Success("It runs; its result will be discarded.", job.Cancellation)}, UNREAD_JOB,
+        audited=True,
     ),
     Operation(
         "GET", _JOB + "/result", job.get_result, _READ, "get_result", media.RESULT,

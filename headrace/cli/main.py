@@ -29,7 +29,7 @@ from headrace.cli.admin.queues import queues_group
 from headrace.cli.admin.webhooks import webhooks_group
 from headrace.cli.admin.workers import workers_group
 from headrace.cli.jobs.jobs import cancel, discard, jobs, retry, watch
-from headrace.cli.jobs.results import result
+from headrace.cli.jobs.results import job_input, result
 from headrace.cli.jobs.submit import submit
 from headrace.cli.shared import options, output
 from headrace.cli.shared.exit_codes import exit_code
@@ -351,6 +351,7 @@ def version() -> None:
 
 for _command in (submit, result, jobs, watch, cancel, retry, discard, audit):
     app.command()(_command)
+app.command("input")(job_input)
 
 
 app.add_typer(models_group, name="models")

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from headrace.client.calls import Page, list_pages, moment
 from headrace.client.http.retries import Session, decoded, exchange, fetch
 from headrace.client.inputs import job_request, json_request
-from headrace.client.models import DeadLetter, Job
+from headrace.client.models import DeadLetter, Job, decode_output
 from headrace.client.sansio import HttpRequest, HttpResponse, Plan, Stream
 from headrace.errors import InvalidRequest
 from headrace.redis import keys
@@ -164,6 +164,30 @@ def retry_failures(session: Session, group: str | FailuresOfGroup) -> Plan[Retri
     name = group if isinstance(group, str) else group.group
     path = f"{_FAILURES}/{quote(name, safe='')}/retry"
     return (yield from fetch(session, HttpRequest("POST", path), Retried))
+
+
+def retry(session: Session, job: str | Job) -> Plan[None]:
+    """Put a failed job back at the end of its queue as the same job.
+
+    It keeps its id, its input and its metadata; its attempts start at 0.
+
+    Raises:
+        JobNotFound: no job has this id.
+        Conflict: it has not failed, or its input is not kept any more. Also if an answer was lost
+            and the request was repeated.
+    """
+    yield from fetch(session, job_request("POST", job, below="/retry"), Retried)
+
+
+def job_input(session: Session, job: str | Job) -> Plan[Any]:
+    """Return the input of a job that has not ended, or that has failed, decoded as a result is.
+
+    Raises:
+        JobNotFound: no job has this id.
+        InputGone: it is not kept.
+    """
+    answer = yield from exchange(session, job_request("GET", job, below="/input"))
+    return decode_output(answer.body, answer.headers.get("content-type", ""))
 
 
 def dead_letters(session: Session, model: str, *, limit: int | None = None) -> Stream[DeadLetter]:

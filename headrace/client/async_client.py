@@ -76,6 +76,8 @@ class AsyncClient(ClientBase):
     failures = _awaiting(admin.failures)
     retry_failures = _awaiting(admin.retry_failures)
     discard_failures = _awaiting(admin.discard_failures)
+    retry = _awaiting(admin.retry)
+    job_input = _awaiting(admin.job_input)
     models = _awaiting(calls.models)
     model = _awaiting(calls.model)
     demand = _awaiting(calls.demand)

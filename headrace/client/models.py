@@ -25,6 +25,9 @@ class Job(JobObject, frozen=True, kw_only=True, omit_defaults=False):  # type: i
     timings: dict[str, float] | None  # type: ignore[assignment]
     urls: dict[str, str]  # type: ignore[assignment]
     stages: list[dict[str, Any]] = msgspec.field(default_factory=list)  # type: ignore[assignment]
+    earlier_attempts: list[dict[str, Any]] = msgspec.field(  # type: ignore[assignment]
+        default_factory=list
+    )
     progress: Progress | None = None  # type: ignore[assignment]
 
     @property

@@ -76,6 +76,8 @@ class Client(ClientBase):
     failures = _blocking(admin.failures)
     retry_failures = _blocking(admin.retry_failures)
     discard_failures = _blocking(admin.discard_failures)
+    retry = _blocking(admin.retry)
+    job_input = _blocking(admin.job_input)
     models = _blocking(calls.models)
     model = _blocking(calls.model)
     demand = _blocking(calls.demand)

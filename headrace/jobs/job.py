@@ -119,6 +119,8 @@ class Job(msgspec.Struct, gc=False):
         progress: its progress, while it runs and its handler reports any.
         progress_mark: differs between two reports of progress under the same token.
         trace_id: the id of the trace in which it was submitted; "" without one.
+        worker: the incarnation of the worker that claimed it last; "" before.
+        earlier: the attempts before the last one, as in the record.
     """
 
     id: str
@@ -153,6 +155,8 @@ class Job(msgspec.Struct, gc=False):
     meta: str = ""
     asked_version: str = ""
     trace_id: str = ""
+    worker: str = ""
+    earlier: str = ""
 
     @override
     def __repr__(self) -> str:
@@ -290,6 +294,8 @@ def job_from_record(job_id: str, record: dict[str, str], meta: str = "", place: 
         meta=meta,
         asked_version=get(JobField.ASKED_VERSION, ""),
         trace_id=get(JobField.TRACE, ""),
+        worker=get(JobField.OWNER, ""),
+        earlier=get(JobField.EARLIER, ""),
     )
 
 

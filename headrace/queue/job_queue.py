@@ -222,6 +222,11 @@ class JobQueue(AsyncScriptClient):
         rows = await self.call(script("records/view").call([], int(results), *ids))
         return [_job(job_id, row) for job_id, row in zip(ids, rows, strict=True)]
 
+    async def message(self, job_id: str) -> bytes | None:
+        """Read the message of a job that has not ended; None if it is not found."""
+        found = await self.call(script("records/message").call([], job_id))
+        return bytes(found) if found else None
+
     async def watched(self, ids: Sequence[str]) -> list[Any]:
         """Read the state of jobs, for `watcher.read_status`: less than `view`, and cheaper."""
         return list(await self.call(script("records/watch").call([], *ids)))

@@ -23,6 +23,7 @@ class JobField:
     TTL: Final = "l"  # result_ttl in seconds; without it DEFAULT_TTL_S
     TOKEN: Final = "t"  # noqa: S105 - fencing token of its last claim
     OWNER: Final = "o"  # incarnation of the worker that leased it last
+    EARLIER: Final = "pa"  # of a job that began more than once: the attempts before, see claim.lua
     ATTEMPTS: Final = "a"  # claims; an orderly release undoes one
     CRASHES: Final = "k"  # model processes that crashed while it ran alone
     ALONE: Final = "x"  # was lost before: 1 runs isolated, 2 exclusively, 3 so and is withheld

@@ -43,6 +43,13 @@ class JobStage(msgspec.Struct):
     timings: StageTimings | None
 
 
+class JobAttempt(msgspec.Struct):
+    """An attempt that has ended without a result, and the worker that had it."""
+
+    attempt: Annotated[int, Meta(ge=1)]
+    worker: str
+
+
 class JobUrls(msgspec.Struct):
     """The paths of a job and of its result."""
 
@@ -92,6 +99,13 @@ class JobObject(msgspec.Struct, kw_only=True, omit_defaults=True):
     requested_version: Annotated[
         str | None, Meta(description="The version that it asks for, if it asks for one.")
     ] = None
+    worker: Annotated[
+        str, Meta(description="The worker that claimed it last; its `worker` among the workers.")
+    ] = ""
+    earlier_attempts: Annotated[
+        list[JobAttempt],
+        Meta(description="The newest attempts before the last one, at most 5, in their order."),
+    ] = []
     stages: Annotated[
         list[JobStage], Meta(description="The progress of the stages of a pipeline's job.")
     ] = []

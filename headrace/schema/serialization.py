@@ -14,7 +14,7 @@ from headrace.jobs.job import NO_WAIT, Job, State, error_of, result_in
 from headrace.jobs.values.encoding import kombu_base64
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.response import split_details
-from headrace.schema.jobs import JobObject
+from headrace.schema.jobs import JobAttempt, JobObject
 from headrace.schema.members import NULL, time_of
 
 JOBS_PATH: Final = "/api/v1/jobs/"
@@ -51,6 +51,7 @@ def job_object(
     waiting_for: Waiting | None = None,
     with_result: bool = True,
     with_traceback: bool = True,
+    with_workers: bool = True,
 ) -> bytes:
     """Return the job object."""
     state = job.state
@@ -75,6 +76,9 @@ def job_object(
         batch_padding=job.batch_padding,
         dead_lettered=job.dead_lettered,
     )
+    if with_workers:
+        view.worker = job.worker
+        view.earlier_attempts = _earlier(job.earlier) if job.earlier else []
     if not state.final:
         _add_unfinished(view, job, waiting_for)
     if state is State.SUCCEEDED:
@@ -87,6 +91,12 @@ def job_object(
         if with_traceback and state is State.FAILED:
             view.traceback = job.traceback or ""
     return _ENCODER.encode(view)
+
+
+def _earlier(lines: str) -> list[JobAttempt]:
+    """Return the attempts in the record's `pa`."""
+    parts = (line.partition(" ") for line in lines.split("\n"))
+    return [JobAttempt(int(number), worker) for number, _, worker in parts]
 
 
 def _add_unfinished(view: JobObject, job: Job, waiting_for: Waiting | None) -> None:

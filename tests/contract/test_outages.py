@@ -298,6 +298,7 @@ def test_a_server_that_knows_no_script_is_told(queue: Queue, name: str) -> None:
         "webhooks/save": ["x", "msg_1", "another", "{}", 60, "", "", "", "", "",
         keys.RECENT_DELIVERIES, keys.FAILING_DELIVERIES],
         "webhooks/due": [10], "records/progress": ["x", 1, "1 {}"], "records/watch": [],
+        "records/message": ["x"],
         "pieces/append_pieces": ["m", "x", 1, 1, 1, 1, "[1]", ""],
         "pieces/read_pieces": [10, 10, "x", 0, ""],
         "jobs/start": ["x", 1, 1],

@@ -1,4 +1,4 @@
-"""What an operator does with one failed job: read its input, and run it again.
+"""What an operator does with one job: read its input, and run it again after a failure.
 
 `GET /api/v1/jobs/{id}/input` and `POST /api/v1/jobs/{id}/retry`. docs/architecture/failures.md
 describes how long the message of a failed job is kept.
@@ -19,8 +19,8 @@ from api.http.messages import (
 from api.routes.jobs.job import HARMLESS, as_header, stream_result, visible_job
 from api.services import Services
 from headrace.errors import Conflict, InputGone, InvalidRequest
-from headrace.jobs.job import State, StoredResult
-from headrace.jobs.message import Message, decode_message
+from headrace.jobs.job import Job, State, StoredResult
+from headrace.jobs.message import InputSource, Message, decode_message
 from headrace.jobs.values.encoding import undecoded_input
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.schema.operation import Retried
@@ -34,17 +34,16 @@ _WHY: Final = {
 
 
 async def get_input(services: Services, request: Request, job_id: str) -> Reply | StreamingReply:
-    """Return the input of a failed job, as the client sent it."""
+    """Return the input of a job that has not ended, or that has failed, as the client sent it."""
     request.query()
     job = await visible_job(services, request.caller, job_id)
-    raw = await services.failures.message(job.id, job.model) if job.state is State.FAILED else None
+    raw = await _message(services, job)
     message = None if raw is None else _decoded(raw)
     source = None if message is None else message.source
-    if message is None or (source is not None and not source.ref):
-        raise InputGone(
-            f"the input of job {job.id!r} is not kept",
-            hint="Only failed jobs keep theirs, for the time of the setting failed_ttl_s.",
-        )
+    if message is None:
+        raise _gone(job)
+    if source is not None and not source.ref:
+        raise _elsewhere(job, source)
     headers = (NO_STORE, *HARMLESS)
     if source is None:
         body, given = undecoded_input(message.input)
@@ -71,6 +70,34 @@ async def retry_job(services: Services, request: Request, job_id: str) -> Reply:
             f"job {job.id!r} cannot be retried: {_WHY[word]}", hint="Submit its input again."
         )
     return json_reply(Retried(retried=1, left={}))
+
+
+async def _message(services: Services, job: Job) -> bytes | None:
+    if job.state is State.FAILED:
+        return await services.failures.message(job.id, job.model)
+    return None if job.state.final else await services.queue.message(job.id)
+
+
+def _gone(job: Job) -> InputGone:
+    """Return why the input of a job cannot be read, and what keeps it."""
+    if job.state is State.FAILED:
+        why, hint = "is not kept any more", "It is kept for the time of the setting failed_ttl_s."
+    elif job.state.final:
+        why = f"was deleted when the job ended as {job.state.status}"
+        hint = "Only failed jobs keep their input, for the time of the setting failed_ttl_s."
+    else:
+        why = "is not found in its queue at the moment"
+        hint = "Ask again when the job runs."
+    return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
+
+
+def _elsewhere(job: Job, source: InputSource) -> InputGone:
+    """Return where an input is that the server does not keep."""
+    if source.origin:
+        why, hint = f"is {source.origin}, as its client has named it", "Read it there."
+    else:
+        why, hint = "is made of the results of other jobs of its pipeline", "Read their results."
+    return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
 
 
 def _decoded(raw: bytes) -> Message | None:

@@ -43,6 +43,11 @@ class JobQuery(WaitQuery):
     ] = "1"
 
 
+#: The header of requests from the console.
+_CLIENT: Final = b"headrace-client"
+_CONSOLE: Final = b"console"
+#: The detail of a cancel in the audit log.
+_NOTED: Final = {"removed": "it will not run", "asked": "it ran; its result is discarded"}
 RETRY_AFTER: Final[Header] = (b"retry-after", b"1")
 
 
@@ -87,10 +92,14 @@ async def cancel_job(services: Services, request: Request, job_id: str) -> Reply
     """Cancel a job."""
     request.query()
     caller = request.caller
+    request.noted = None
     known = is_id(job_id)
     outcome = await services.queue.cancel_one(job_id, caller.only) if known else "unknown"
     if outcome == "unknown":
         raise _unknown(job_id)
+    # Without keys everybody may manage: then only the console is an operator for sure.
+    if outcome != "ended" and (caller.key_id or request.header(_CLIENT) == _CONSOLE):
+        request.noted = _NOTED[outcome]
     status = State.CANCELLED.status
     if outcome != "removed":
         status = (await visible_job(services, caller, job_id)).state.status

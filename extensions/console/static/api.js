@@ -73,18 +73,26 @@ export class Lost extends Error {}
 export const can = (scope) => session.get().scopes?.includes(scope) ?? false;
 export const key = () => sessionStorage.getItem(KEY) ?? '';
 
+/** @typedef {Record<string, string | number | undefined | null>} Query */
+
 /**
- * The absolute address of a path of the API, with a query whose empty members are left out.
- * @param {string} path
- * @param {Record<string, string | number | undefined | null>} [query]
+ * The text of a query, such as `?limit=5`, without its empty members; "" if none is left.
+ * @param {Query} query
  */
-export function address(path, query = {}) {
-  const url = new URL(path.replace(/^\//, ''), ROOT);
-  for (const [name, value] of Object.entries(query)) {
-    if (value !== undefined && value !== null && value !== '') url.searchParams.set(name, `${value}`);
-  }
-  return url;
+export function queryText(query) {
+  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== '');
+  return given.length ? `?${new URLSearchParams(given.map(([name, value]) => [name, `${value}`]))}` : '';
 }
+
+/** The path of the API with these parts. */
+export const apiPath = (/** @type {string[]} */ ...parts) => `/api/v1/${parts.map(encodeURIComponent).join('/')}`;
+
+/**
+ * The absolute address of a path of the API.
+ * @param {string} path
+ * @param {Query} [query]
+ */
+export const address = (path, query = {}) => new URL(path.replace(/^\//, '') + queryText(query), ROOT);
 
 /** @typedef {{ query?: Record<string, any>, json?: unknown, body?: BodyInit, headers?: Record<string, string>, signal?: AbortSignal, patient?: boolean }} Options */
 
@@ -96,6 +104,8 @@ export function address(path, query = {}) {
  */
 export async function request(method, path, options = {}) {
   const headers = { ...options.headers };
+  // The audit log has what the console changes, also where no keys are required.
+  if (method !== 'GET') headers['headrace-client'] = 'console';
   if (key()) headers.authorization = `Bearer ${key()}`;
   let body = options.body;
   if (options.json !== undefined) {
@@ -203,8 +213,7 @@ export async function follow(id, tell, signal) {
   while (!signal.aborted && !state.job) {
     try {
       const query = { format: 'ndjson', starting_after: place };
-      const path = `/api/v1/jobs/${encodeURIComponent(id)}/stream`;
-      const response = await request('GET', path, { query, signal, patient: true });
+      const response = await request('GET', apiPath('jobs', id, 'stream'), { query, signal, patient: true });
       for await (const line of lines(response)) {
         const event = JSON.parse(line);
         place = event.id ?? place;

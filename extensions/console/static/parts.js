@@ -1,9 +1,9 @@
 /** What the pages share: live data, addresses, formats, and the pieces that they are made of. */
 
-import { can, Lost, request, session, store } from './api.js';
+import { apiPath, can, Lost, queryText, request, session, store } from './api.js';
 import { html, useEffect, useErrorBoundary, useRef, useState } from './vendor/htm-preact.js';
 
-export { html, useEffect, useErrorBoundary, useRef, useState };
+export { apiPath, html, useEffect, useErrorBoundary, useRef, useState };
 
 // Live data
 
@@ -78,14 +78,27 @@ export function usePoll(path, { query, every = 2000 } = {}) {
  * @param {string} path
  * @param {Record<string, any>} [query]
  */
-export function to(path, query = {}) {
-  const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== '');
-  return `#${path}${given.length ? `?${new URLSearchParams(given)}` : ''}`;
-}
+export const to = (path, query = {}) => `#${path}${queryText(query)}`;
 
 export const jobPath = (/** @type {string} */ id) => to(`/jobs/${encodeURIComponent(id)}`);
 export const modelPath = (/** @type {string} */ name) => to(`/models/${encodeURIComponent(name)}`);
-export const apiPath = (/** @type {string[]} */ ...parts) => `/api/v1/${parts.map(encodeURIComponent).join('/')}`;
+
+/**
+ * For filters that the address of a page has: the address with some of them changed, which begins at the first page of a
+ * list, and what goes there.
+ * @typedef {(change: import('./api.js').Query) => string} Changed
+ * @param {string} path
+ * @param {Record<string, string>} filters
+ * @returns {[Changed, (change: import('./api.js').Query) => void]}
+ */
+export function changesOf(path, filters) {
+  const changed = (/** @type {import('./api.js').Query} */ change) =>
+    to(path, { ...filters, cursor: undefined, ...change });
+  const go = (/** @type {import('./api.js').Query} */ change) => {
+    location.hash = changed(change);
+  };
+  return [changed, go];
+}
 
 // Formats
 
@@ -116,9 +129,12 @@ export function duration(seconds) {
   if (s === 0) return '0 s';
   if (s < 0.001) return `${Math.round(s * 1e6)} µs`;
   if (s < 1) return `${s < 0.01 ? (s * 1000).toFixed(1) : Math.round(s * 1000)} ms`;
-  if (s < 60) return `${s < 10 ? s.toFixed(1) : Math.round(s)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min${s < 600 ? ` ${Math.round(s % 60)} s` : ''}`;
-  if (s < 86_400) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  // Rounded before it is divided: 119.7 s are 2 min, not 1 min 60 s.
+  const [whole, minutes] = [Math.round(s), Math.round(s / 60)];
+  if (whole < 60) return `${s < 10 ? s.toFixed(1) : whole} s`;
+  if (whole < 600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 1440) return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
   return `${Math.round(s / 86_400)} d`;
 }
 
@@ -420,6 +436,26 @@ export const Copy = ({ text, label = 'Copy' }) => html`
       () => tell('Copied.'),
       () => tell('The browser does not let this page copy.', true),
     )}>${label}</button>`;
+
+/** @param {{ label: string, value?: string, options: string[][], onChange: (value: string) => void }} of */
+export const Select = ({ label, value = '', options, onChange }) => html`
+  <select key=${options.length} aria-label=${label} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
+    ${options.map(([name, text]) => html`<option value=${name} selected=${name === value}>${text}</option>`)}
+  </select>`;
+
+/** Chooses a model as a filter. @param {{ value?: string, go: (change: import('./api.js').Query) => void }} of */
+export function ModelSelect({ value, go }) {
+  const models = usePoll('/api/v1/models', { every: 30_000 });
+  const names = (models.data?.models ?? []).map((/** @type {any} */ m) => [m.name, m.name]);
+  return html`<${Select} label="Model" value=${value} onChange=${(/** @type {string} */ model) => go({ model })} options=${[['', 'all models'], ...names]} />`;
+}
+
+/** The ways to the newest page of a list and to the next one.
+ * @param {{ filters: Record<string, string>, next: string | null, changed: Changed }} of */
+export const Pages = ({ filters, next, changed }) =>
+  (filters.cursor || next) &&
+  html`<p class="pages">${filters.cursor && html`<a class="button" href=${changed({})}>Newest</a>`}
+    ${next && html`<a class="button" href=${changed({ cursor: next })}>Older</a>`}</p>`;
 
 /** One of a few choices.
  * @param {{ label: string, options: [string, string][], value: string, onChange: (value: string) => void }} of */

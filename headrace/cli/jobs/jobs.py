@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -32,6 +33,8 @@ _FAILURE_COLUMNS: Final = (">COUNT", "MODEL", "ERROR", "WHERE", "FIRST", "LAST",
 MESSAGE_MAX_CHARS: Final = 100
 #: The most groups that the API lists.
 GROUPS_MAX: Final = 1000
+#: As in the API. A job whose id looks so is retried by `Client.retry`.
+_GROUP_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}\.[0-9a-f]{12}")
 _LEFT_REASONS: Final = {
     "gone": "deleted or retried meanwhile",
     "alive": "not retried: its message is still in a list",
@@ -55,16 +58,19 @@ def list_failures(
 
 
 def retry(
-    groups: list[str] = argument(
-        "GROUP", "Names of groups, from `headrace jobs --group error`.", ...
+    names: list[str] = argument(
+        "ID|GROUP", "Ids of failed jobs, or groups from `headrace jobs --group error`.", ...
     ),
     as_json: options.Json = False,
     url: options.Url = None,
 ) -> None:
-    """Retry all failed jobs of a group; each job keeps its id and its input."""
+    """Retry failed jobs, alone or by group; each job keeps its id and its input."""
     code = ExitCode.DONE
     with client_of(url) as client:
-        for group in groups:
+        for group in names:
+            if not _GROUP_NAME.fullmatch(group):
+                code = max(code, _retry_job(client, group, as_json=as_json))
+                continue
             done = client.retry_failures(group)
             value = {"group": group, "retried": done.retried, "left": done.left}
             output.item(value, f"{group}  {done.retried:,} retried", as_json=as_json)
@@ -72,6 +78,18 @@ def retry(
                 output.message(f"{job_id}: {_LEFT_REASONS.get(reason, reason)}")
                 code = ExitCode.FAILED
     raise typer.Exit(code)
+
+
+def _retry_job(client: Client, job_id: str, *, as_json: bool) -> ExitCode:
+    try:
+        client.retry(job_id)
+    except errors.JobNotFound:
+        return output.unknown_job(job_id)
+    except errors.Conflict as error:
+        output.message(error.message)
+        return ExitCode.FAILED
+    output.item({"id": job_id, "retried": 1}, f"{job_id}  retried", as_json=as_json)
+    return ExitCode.DONE
 
 
 def discard(

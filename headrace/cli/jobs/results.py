@@ -1,4 +1,4 @@
-"""`headrace result`: writes the results of jobs to standard output or to files."""
+"""`headrace result` and `input`: write results and inputs to standard output or to files."""
 
 from __future__ import annotations
 
@@ -71,6 +71,28 @@ def result(
     raise typer.Exit(code)
 
 
+def job_input(
+    job_id: options.JobId,
+    target: Path | None = option(
+        "--output -o FILE", "Write the input to FILE (default: standard output)."
+    ),
+    url: options.Url = None,
+) -> None:
+    """Print the input of a job that has failed, waits or runs; bytes as they are."""
+    with client_of(url) as client:
+        try:
+            value = client.job_input(job_id)
+        except errors.JobNotFound:
+            raise typer.Exit(output.unknown_job(job_id)) from None
+        except errors.InputGone as error:
+            output.message(error.message)
+            raise typer.Exit(ExitCode.FAILED) from None
+    if target is not None:
+        _write(target, value)
+    else:
+        print_result(value, "the input")
+
+
 def _unsuccessful(job: Job) -> ExitCode:
     """Print why a job has no result, if so; return the exit code."""
     if not job.ended:
@@ -93,14 +115,14 @@ def _deliver(client: Client, job: Job, target: Path | None, *, alone: bool) -> N
         output.line(f"{job.id}: {output.result_line(job.result, value)}")
 
 
-def print_result(value: object) -> None:
-    """Print the result of a single job on standard output.
+def print_result(value: object, what: str = "the result") -> None:
+    """Print the result or the input of a single job on standard output.
 
     Raises:
-        typer.Exit: the result is binary, and standard output is a terminal.
+        typer.Exit: it is binary, and standard output is a terminal.
     """
     if isinstance(value, bytes):
-        output.binary(value, "the result")
+        output.binary(value, what)
     elif isinstance(value, str):
         output.line(value)
     else:
@@ -108,12 +130,16 @@ def print_result(value: object) -> None:
 
 
 def _store(job: Job, value: object, target: Path) -> None:
-    """Write a result to a file atomically.
+    """Write a result to a file, as `_write`."""
+    _write(target / f"{job.id}{_suffix(job, value)}" if target.is_dir() else target, value)
+
+
+def _write(path: Path, value: object) -> None:
+    """Write a value to a file atomically.
 
     Raises:
         errors.ConfigError: the file cannot be written.
     """
-    path = target / f"{job.id}{_suffix(job, value)}" if target.is_dir() else target
     if isinstance(value, bytes):
         data = value
     else:

@@ -49,6 +49,8 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
     dead: str = ""
     device_wait: str = NO_WAIT
     version: str = ""
+    worker: str = ""
+    earlier: str = ""
 
     @property
     def at_us(self) -> int:
@@ -85,6 +87,8 @@ class EndedJob(msgspec.Struct, array_like=True, frozen=True):
             recorded=self.value if self.extra == JobField.RESULT else "",
             meta=self.meta,
             dead_lettered=bool(self.dead),
+            worker=self.worker,
+            earlier=self.earlier,
             asked_version=asked_version,
             trace_id=trace_id,
         )

@@ -185,6 +185,23 @@ def test_a_job_that_ends_without_its_process_has_its_last_run(queue: Queue) -> N
         assert Run(record["st"], record["dw"], record["tm"]) == run
 
 
+def test_a_record_says_which_workers_had_the_attempts_before(queue: Queue) -> None:
+    job_id = queue.submit_one()
+    queue.release(queue.claim_one(owner="a"), mode="alone")
+    assert queue.record(job_id)["o"] == "a"
+    queue.release(queue.claim_one(owner="b"))  # in order, so it was no attempt
+    queue.release(queue.claim_one(owner="c"), mode="alone")
+    for worker in ("d", "e", "f", "g"):
+        queue.release(queue.claim_one(owner=worker), mode="alone")
+    assert queue.settle(queue.claim_one(owner="h")) == [1]
+    record = queue.record(job_id)
+    assert (record["o"], record["a"]) == ("h", "7")
+    assert record["pa"].split("\n") == ["2 c", "3 d", "4 e", "5 f", "6 g"], "the newest five"
+    job_id = queue.submit_one()
+    queue.settle(queue.claim_one())
+    assert "pa" not in queue.record(job_id), "one attempt costs nothing"
+
+
 def test_an_owner_that_died_gives_back_all_and_only_its_own(queue: Queue) -> None:
     ids = [queue.submit_one() for _ in range(6)]
     mine = [*queue.claim(2, owner="dead").jobs]

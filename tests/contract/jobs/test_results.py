@@ -187,14 +187,28 @@ def test_the_end_of_a_job_is_published_to_its_waiter_and_on_its_result(queue: Qu
     assert published[channels[2]] == SUCCESS.encode()
     rows = msgspec.msgpack.decode(published[channels[0]])
     assert [row[0] for row in rows] == [ids[0], ids[2]], "one publication a batch"
-    _, state, started, ended, attempts, batch, timings, field, value, meta, dead, waited, ran = (
-        rows[0]
-    )
+    (
+        _,
+        state,
+        started,
+        ended,
+        attempts,
+        batch,
+        timings,
+        field,
+        value,
+        meta,
+        dead,
+        waited,
+        ran,
+        worker,
+        _,
+    ) = rows[0]
     record = queue.record(ids[0])
     assert (state, started, ended, attempts) == ("s", record["st"], record["en"], "1")
     assert (batch, timings, waited) == ("4", "1.0,2.0,3.0,4.0,5.0", "6.0")
     assert (field, value, meta, dead) == ("rt", "image/png", SUCCESS, "")
-    assert ran == record["v"] == "1.0"
+    assert (ran, worker) == (record["v"], record["o"]) == ("1.0", "w1")
     assert len(msgspec.msgpack.decode(heard[3][1])[0]) == 1, "look at the record"
 
 

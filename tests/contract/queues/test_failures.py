@@ -149,7 +149,7 @@ def test_failures_of_long_ago_leave_the_list(failing: Queue) -> None:
 
 
 def test_a_retried_job_is_the_job_that_it_was(failing: Queue) -> None:
-    failing.fields = ["md", '{"a":1}']
+    failing.fields = ["md", '{"a":1}', "pa", "1 w0"]
     job_id = failing.submit_one(step=3, ttl_s=77, key="aa")
     (raw,) = failing.listed()
     fail(failing, failing.claim_one())
@@ -160,7 +160,7 @@ def test_a_retried_job_is_the_job_that_it_was(failing: Queue) -> None:
     assert failing.meta(job_id) is None
     record = failing.record(job_id)
     assert (record["s"], record["md"], record["l"]) == ("q", '{"a":1}', "77")
-    assert record.keys().isdisjoint({"e", "fg", "en", "st", "t", "a", "b", "tm"})
+    assert record.keys().isdisjoint({"e", "fg", "en", "st", "t", "a", "b", "tm", "o", "pa"})
     assert ttl_s(failing, keys.job(job_id)) == -1
     in_flight: Any = failing.client.hget(keys.IN_FLIGHT, "aa")
     assert in_flight == b"1"

@@ -115,6 +115,33 @@ def test_the_audit_log_has_every_change_and_who_made_it(
         assert first.json() == {"entries": [], "cursor": None}
 
 
+def test_a_cancel_is_noted_if_the_key_may_manage(api: ApiServer, redis_db: RedisServer) -> None:
+    (chief_id, chief_key), (_, user_key) = make_key(redis_db, *ALL), make_key(redis_db)
+    with client_of(api, chief_key) as chief, client_of(api, user_key) as user:
+        own, others = user.submit("echo", 1).id, user.submit("echo", 2).id
+        user.cancel(own)
+        chief.cancel(others)
+        chief.cancel(others)  # it has ended, so nothing changes
+        found = [
+            (one.by, one.target, one.detail) for one in chief.audit() if one.target in (own, others)
+        ]
+        assert found == [(chief_id, others, "it will not run")]
+        user.submit("echo", 3)
+        chief.purge_queue("echo")  # with what cancels leave in its list
+
+
+def test_without_keys_a_cancel_is_noted_if_the_console_asks(redis_db: RedisServer) -> None:
+    with api_server(redis_db.url, catalog(echo={}), auth="off") as api, Client(api.url) as client:
+        first, second = (client.submit("echo", n).id for n in range(2))
+        client.cancel(first)
+        path = f"/api/v1/jobs/{second}"
+        assert api.http.delete(path, headers={"headrace-client": "console"}).status_code == 200
+        found = [one for one in client.audit() if one.target in (first, second)]
+        assert [(one.action, one.target) for one in found] == [("cancel_job", second)]
+        client.submit("echo", 3)
+        client.purge_queue("echo")
+
+
 def test_without_keys_everybody_may_everything_but_make_keys(redis_db: RedisServer) -> None:
     key_id, _ = make_key(redis_db, acts=True)
     with api_server(redis_db.url, catalog(echo={}), auth="off") as api, Client(api.url) as client:

@@ -69,7 +69,7 @@ def test_a_job_through_its_life(api: ApiServer, redis_db: RedisServer) -> None:
     assert response.status_code == 200
     assert response.headers["cache-control"] == "no-store"
     done = response.json()
-    assert done.keys() == ALWAYS | {"result"}
+    assert done.keys() == ALWAYS | {"result", "worker"}
     assert (done["status"], done["result"], done["batch_size"]) == (
         "succeeded", {"y": [1.0, {}]}, 1,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def test_a_job_that_failed(
     response = api.http.get(path)
     assert response.status_code == 200
     job = response.json()
-    assert job.keys() == ALWAYS | {"error"}
+    assert job.keys() == ALWAYS | {"error", "worker"}
     assert job["status"] == ("expired" if code == "expired" else "failed")
     assert job["error"] == {"type": code, "message": 'the input "é" is bad', "retryable": retryable}
     result = api.http.get(f"{path}/result")

@@ -27,6 +27,17 @@ def test_a_file_of_the_operators(site: Site) -> None:
     assert path.read_bytes() == BODY
 
 
+def test_a_named_input_is_not_read_for_others(site: Site) -> None:
+    (site.roots / "later.txt").write_bytes(b"later")
+    reference = f"file:{site.roots}/later.txt"
+    body = {"model": "echo", "input_ref": reference, "options": {"countdown": 3600}}
+    path = f"/api/v1/jobs/{site.api.http.post('/api/v1/jobs', json=body).json()['id']}"
+    answer = site.api.http.get(f"{path}/input")
+    assert answer.status_code == 410
+    assert reference in answer.json()["detail"]
+    site.api.http.delete(path)
+
+
 def test_the_type_of_a_named_file(site: Site) -> None:
     path = site.roots / "said.txt"
     path.write_bytes(b"words")

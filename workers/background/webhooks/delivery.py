@@ -389,7 +389,8 @@ def body_of(delivery: Delivery, event: WebhookEvent, job: Job | None) -> bytes:
     if job is not None and (event.state is None or job.ended_us == event.at_us):
         small = len(job.meta) + len(job.recorded) <= RESULT_MAX_BYTES
         # A traceback shows the handler's code, which is not the receiver's.
-        data = job_object(job, with_result=small, with_traceback=False)
+        # A receiver may be anybody's: it learns no file and no host of the deployment.
+        data = job_object(job, with_result=small, with_traceback=False, with_workers=False)
     else:
         short = {
             "id": delivery.job,

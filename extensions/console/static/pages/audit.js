@@ -1,7 +1,6 @@
 /** Audit: who changed what, the newest first. */
 
-import { Empty, html, Loaded, Panel, Table, Text, Time, to, usePoll } from '../parts.js';
-import { Select } from './jobs.js';
+import { Empty, changesOf, html, jobPath, Loaded, Pages, Panel, Select, Table, Text, Time, usePoll } from '../parts.js';
 
 /** What an action is called; others are shown as the API names them. @type {Record<string, string>} */
 const WORDS = {
@@ -11,7 +10,9 @@ const WORDS = {
   purge_queue: 'purged a queue',
   retry_failures: 'retried failures',
   discard_failures: 'discarded failures',
+  cancel_job: 'cancelled a job',
   cancel_many: 'cancelled jobs',
+  retry_job: 'retried a job',
   cancel_run: 'cancelled a run',
   redeliver_webhook: 'sent a webhook again',
   drain_worker: 'drained a worker',
@@ -23,31 +24,32 @@ const WORDS = {
   purge_dead_letters: 'deleted dead letters',
 };
 
+/** Their targets are jobs, which have pages. */
+const OF_JOBS = ['cancel_job', 'retry_job'];
+
 /** @typedef {any} Entry */
 
 /** @param {{ query: URLSearchParams }} of */
 export default function Audit({ query }) {
   const filters = Object.fromEntries(query);
+  const [changed, go] = changesOf('/audit', filters);
   const poll = usePoll('/api/v1/audit', { query: { ...filters, limit: 100 }, every: filters.cursor ? 30_000 : 4000 });
   const keys = usePoll('/api/v1/keys', { every: 60_000 });
   const names = Object.fromEntries((keys.data?.keys ?? []).map((/** @type {any} */ key) => [key.id, key.name]));
-  const go = (/** @type {Record<string, any>} */ change) => {
-    location.hash = to('/audit', { ...filters, cursor: undefined, ...change });
-  };
   /** @type {import('../parts.js').Column[]} */
   const columns = [
     { name: 'When', cell: (e) => html`<${Time} at=${e.at} />` },
     {
       name: 'Who',
       cell: (e) =>
-        html`<a href=${to('/audit', { ...filters, cursor: undefined, by: e.by })} title=${e.by}><${Text} text=${names[e.by] ?? e.by} max=${60} /></a>`,
+        html`<a href=${changed({ by: e.by })} title=${e.by}><${Text} text=${names[e.by] ?? e.by} max=${60} /></a>`,
     },
     { name: 'What', cell: (e) => WORDS[e.action] ?? e.action.replace(/_/g, ' ') },
     {
       name: 'Of',
       cell: (e) =>
         e.target &&
-        html`<a class="mono" href=${to('/audit', { ...filters, cursor: undefined, target: e.target })}><${Text} text=${e.target} max=${60} /></a>`,
+        html`<a class="mono" href=${OF_JOBS.includes(e.action) ? jobPath(e.target) : changed({ target: e.target })}><${Text} text=${e.target} max=${60} /></a>`,
     },
     { name: 'Detail', wide: true, cell: (e) => html`<${Text} text=${e.detail} max=${160} />` },
   ];
@@ -66,9 +68,5 @@ export default function Audit({ query }) {
           ? html`<${Empty} title="No change fits these filters"><a href="#/audit">Show all changes.</a></${Empty}>`
           : html`<${Empty} title="Nobody has changed anything yet">Changes of queues, models, keys and workers are listed here, by console, command or API alike.</${Empty}>`
       } />
-      ${
-        (filters.cursor || poll.data.cursor) &&
-        html`<p class="pages">${filters.cursor && html`<a class="button" href=${to('/audit', { ...filters, cursor: undefined })}>Newest</a>`}
-      ${poll.data.cursor && html`<a class="button" href=${to('/audit', { ...filters, cursor: poll.data.cursor })}>Older</a>`}</p>`
-      }</${Panel}>`}</${Loaded}>`;
+      <${Pages} filters=${filters} next=${poll.data.cursor} changed=${changed} /></${Panel}>`}</${Loaded}>`;
 }

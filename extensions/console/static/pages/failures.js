@@ -8,9 +8,11 @@ import {
   Choice,
   count,
   Empty,
+  changesOf,
   html,
   jobPath,
   Loaded,
+  ModelSelect,
   modelPath,
   Panel,
   Spark,
@@ -22,7 +24,6 @@ import {
   useState,
   visible,
 } from '../parts.js';
-import { Select } from './jobs.js';
 
 /** How far back, and how long a part of that time is, in seconds. @type {Record<string, [string, number]>} */
 const SPANS = { 3600: ['1 hour', 60], 86400: ['1 day', 1800], 604800: ['7 days', 14_400] };
@@ -87,18 +88,15 @@ const Chosen = ({ group, times, done }) => html`
 /** @param {{ query: URLSearchParams }} of */
 export default function Failures({ query }) {
   const filters = Object.fromEntries(query);
+  const [changed, go] = changesOf('/failures', filters);
   const span = filters.span in SPANS ? filters.span : SPAN;
   const step = SPANS[span][1];
   const [text, setText] = useState(filters.error ?? '');
   const times = parts(Number(span), step);
-  const models = usePoll('/api/v1/models', { every: 30_000 });
   const poll = usePoll('/api/v1/failures', {
     query: { model: filters.model, error: filters.error, since: times[0], bucket_s: step, limit: 200 },
     every: 5000,
   });
-  const go = (/** @type {Record<string, any>} */ change) => {
-    location.hash = to('/failures', { ...filters, ...change });
-  };
   const search = (/** @type {Event} */ event) => {
     event.preventDefault();
     go({ error: text.trim() });
@@ -115,9 +113,7 @@ export default function Failures({ query }) {
     {
       name: 'Error',
       by: name,
-      cell: (
-        g,
-      ) => html`<a class="strong" href=${to('/failures', { ...filters, group: g.group })}><${Text} text=${name(g)} max=${60} /></a>
+      cell: (g) => html`<a class="strong" href=${changed({ group: g.group })}><${Text} text=${name(g)} max=${60} /></a>
         <div class="muted"><${Text} text=${g.message} max=${120} /></div>`,
     },
     {
@@ -146,8 +142,7 @@ export default function Failures({ query }) {
     <form class="filters" role="search" onSubmit=${search}>
       <input data-search type="search" size="36" aria-label="Search failures" placeholder="Words of an error or a line" value=${text}
         onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
-      <${Select} label="Model" value=${filters.model} onChange=${(/** @type {string} */ model) => go({ model })}
-        options=${[['', 'all models'], ...(models.data?.models ?? []).map((/** @type {any} */ m) => [m.name, m.name])]} />
+      <${ModelSelect} value=${filters.model} go=${go} />
       ${filtered && html`<a class="button" href=${to('/failures', { span })} onClick=${() => setText('')}>Clear</a>`}
     </form>
     <${Loaded} of=${poll}>${() => html`
@@ -158,7 +153,7 @@ export default function Failures({ query }) {
         <${Chart} label="Failures over time" times=${times} lines=${[{ label: 'failed', tone: 'bad', bars: true, values: bars(sums) }]} /></${Panel}>`
       }
       ${chosen && html`<${Chosen} group=${chosen} times=${times} done=${poll.refresh} />`}
-      ${filters.group && !chosen && html`<p class="note">That group has no failures now. <a href=${to('/failures', { ...filters, group: undefined })}>Show all groups.</a></p>`}
+      ${filters.group && !chosen && html`<p class="note">That group has no failures now. <a href=${changed({ group: undefined })}>Show all groups.</a></p>`}
       <${Panel}><${Table} label="Causes of failures" rows=${groups} id=${(/** @type {Group} */ g) => g.group} columns=${columns}
         empty=${
           filtered

@@ -1,6 +1,6 @@
 /** Job: how it went, what came of it, and what can be done about it. */
 
-import { address, follow, key, request, send } from '../api.js';
+import { address, can, follow, key, request, send } from '../api.js';
 import {
   Action,
   apiPath,
@@ -17,12 +17,14 @@ import {
   NONE,
   Panel,
   State,
+  Table,
   Text,
   Time,
   to,
   usePoll,
   useEffect,
   useState,
+  visible,
 } from '../parts.js'; // prettier-ignore
 
 const ENDED = ['succeeded', 'failed', 'expired', 'cancelled'];
@@ -114,7 +116,9 @@ function arraysOf(value, place = '') {
  * @param {{ path: string, name: string, size?: number }} of */
 export function Preview({ path, name, size = 0 }) {
   const [state, setState] = useState(/** @type {any} */ ({}));
-  const [asked, ask] = useState(size <= PREVIEW_MAX);
+  const [length, setLength] = useState(size);
+  const [wanted, want] = useState(false);
+  const asked = wanted || length <= PREVIEW_MAX;
   useEffect(() => {
     if (!asked) return;
     const control = new AbortController();
@@ -123,12 +127,20 @@ export function Preview({ path, name, size = 0 }) {
       .then(async (response) => {
         const kind = response.headers.get('content-type') ?? '';
         if (response.status === 204) return setState({ kind: 'none' });
+        const comes = Number(response.headers.get('content-length') ?? 0);
+        if (comes > PREVIEW_MAX && !wanted) {
+          control.abort();
+          return setLength(comes);
+        }
         const blob = await response.blob();
         // A page or a drawing with scripts in it must not open at the console's origin.
         const safe = IMAGE.test(kind) ? blob : new Blob([blob], { type: 'application/octet-stream' });
         url = URL.createObjectURL(safe);
         const text = /json|^text\//.test(kind) ? await blob.text() : undefined;
-        setState({ kind, url, size: blob.size, text, value: /json/.test(kind) ? JSON.parse(text ?? '') : undefined });
+        if (!/json/.test(kind)) return setState({ kind, url, size: blob.size, text });
+        // Once: a long value would keep the page busy each time that it is drawn.
+        const value = JSON.parse(text ?? '');
+        setState({ kind, url, size: blob.size, text: JSON.stringify(value, null, 2), arrays: arraysOf(value) });
       })
       .catch((error) => control.signal.aborted || setState({ error }));
     return () => {
@@ -136,15 +148,15 @@ export function Preview({ path, name, size = 0 }) {
       URL.revokeObjectURL(url);
     };
   }, [path, asked]);
-  if (!asked) return html`<p><button onClick=${() => ask(true)}>Load ${bytes(size)}</button></p>`;
+  if (!asked) return html`<p><button onClick=${() => want(true)}>Load ${bytes(length)}</button></p>`;
   if (state.error) return html`<p class="muted">${state.error.message} ${state.error.remedy}</p>`;
   if (!state.kind) return html`<p class="muted">Loading…</p>`;
   if (state.kind === 'none') return html`<p class="muted">There is none.</p>`;
-  const arrays = state.value === undefined ? [] : arraysOf(state.value);
+  const arrays = state.arrays ?? [];
   return html`
-    ${arrays.length > 0 && html`<p class="muted">${arrays.slice(0, 8).map(([place, shape]) => html`<span class="chip"><${Text} text=${place || 'array'} max=${40} /> <b>${shape.join(' × ') || 'number'}</b></span> `)}</p>`}
+    ${arrays.length > 0 && html`<p class="muted">${arrays.slice(0, 8).map((/** @type {[string, number[]]} */ [place, shape]) => html`<span class="chip"><${Text} text=${place || 'array'} max=${40} /> <b>${shape.join(' × ') || 'number'}</b></span> `)}</p>`}
     ${IMAGE.test(state.kind) && html`<p><img class="preview" src=${state.url} alt=${name} /></p>`}
-    ${state.value !== undefined ? html`<div class="body"><${Json} value=${state.value} /></div>` : state.text !== undefined && html`<div class="body"><${Text} block text=${state.text} max=${4000} /></div>`}
+    ${state.text !== undefined && html`<div class="body"><${Text} block text=${state.text} max=${4000} /></div>`}
     <p class="muted">${state.kind.split(';')[0]}, ${bytes(state.size)}. <a href=${state.url} download=${name}>Save</a></p>`;
 }
 
@@ -168,6 +180,45 @@ function Pieces({ id }) {
   return html`<${Panel} title="Stream" side=${`${count(state.pieces.length)} pieces${state.missing ? '; the first are not kept any more' : ''}`}>
     <div class="body" aria-live="off"><${Text} block text=${joined(state.pieces)} max=${20_000} /></div></${Panel}>`;
 }
+
+/** Why the input of a job that has ended is not shown. */
+const INPUT_GONE = /** @type {Record<string, string>} */ ({
+  succeeded: 'Inputs are deleted when a job succeeds.',
+  cancelled: 'Inputs are deleted when a job is cancelled.',
+  expired: 'Inputs are deleted when a job expires.',
+});
+
+/** The node of a worker and its host, from the name of its present start: `cpu0@host-1a2b3c4d`.
+ * @param {string} worker */
+function placeOf(worker) {
+  const [node, host] = worker.replace(/-[0-9a-f]{8,12}$/, '').split(/@(.*)/s);
+  return { node, host };
+}
+
+/** @param {{ of: string }} of */
+const Worker = ({ of }) => {
+  const { node } = placeOf(of);
+  return can('manage')
+    ? html`<a href="#/workers" title=${visible(of)}><${Text} text=${node} max=${60} /></a>`
+    : html`<span title=${visible(of)}><${Text} text=${node} max=${60} /></span>`;
+};
+
+/** The attempts of a job that began more than once, with the workers that had them. @param {{ of: any }} of */
+const Attempts = ({ of: job }) => html`<${Panel} title="Attempts">
+  <${Table} label="Attempts" rows=${[...job.earlier_attempts, { attempt: job.earlier_attempts.at(-1).attempt + 1, worker: job.worker, last: true }]}
+    id=${(/** @type {any} */ a) => a.attempt} columns=${[
+      { name: 'Attempt', cell: (/** @type {any} */ a) => count(a.attempt) },
+      { name: 'Worker', cell: (/** @type {any} */ a) => html`<${Worker} of=${a.worker} />` },
+      {
+        name: 'Host',
+        cell: (/** @type {any} */ a) => html`<${Text} text=${placeOf(a.worker).host ?? NONE} max=${80} />`,
+      },
+      {
+        name: 'How it ended',
+        cell: (/** @type {any} */ a) =>
+          a.last ? html`<${State} of=${job.status} />` : html`<span class="muted">without a result</span>`,
+      },
+    ]} /></${Panel}>`;
 
 /** @param {any} job */
 function curl(job) {
@@ -210,21 +261,26 @@ export default function JobPage({ params }) {
         ['Model', html`<a href=${modelPath(job.model)}>${job.model}</a> <span class="muted">${job.version}</span>`],
         ['Created', html`<${Time} at=${job.created_at} />`],
         ['Started', html`<${Time} at=${job.started_at} />`],
-        ended ? ['Ended', html`<${Time} at=${job.finished_at} />`] : ['Place in the queue', count(job.queue_position)],
-        ['Took', duration(job.timings && job.timings.total / 1000)],
+        ...(ended ? [['Ended', html`<${Time} at=${job.finished_at} />`]] : []),
+        ...(job.queue_position ? [['Place in the queue', count(job.queue_position)]] : []),
+        ...(job.timings ? [['Took', duration(job.timings.total / 1000)]] : []),
         ['Attempts', count(job.attempts)],
-        [
-          'Batch',
-          job.batch_size ? `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}` : NONE,
-        ],
-        ...(job.worker ? [['Worker', html`<${Text} text=${job.worker} />`]] : []),
+        ...(job.batch_size
+          ? [['Batch', `${job.batch_size}${job.batch_padding ? ` and ${job.batch_padding} added` : ''}`]]
+          : []),
+        ...(job.worker
+          ? [
+              ['Worker', html`<${Worker} of=${job.worker} />`],
+              ['Host', html`<${Text} text=${placeOf(job.worker).host ?? NONE} max=${80} />`],
+            ]
+          : []),
         ...(job.due_at ? [['Due', html`<${Time} at=${job.due_at} />`]] : []),
         ...(job.trace_id ? [['Trace', html`<span class="mono">${job.trace_id}</span>`]] : []),
       ]} />
       ${job.waiting_for && html`<p class="note">${job.waiting_reason ?? (job.waiting_for === 'load' ? 'A worker loads the model.' : 'No worker has the model loaded.')}</p>`}
       ${job.progress && html`<p><${Bar} share=${job.progress.fraction ?? 0} label="Progress" /> ${Math.round((job.progress.fraction ?? 0) * 100)} % <${Text} text=${job.progress.message ?? ''} /></p>`}
       </${Panel}>
-      ${job.error && html`<${Failure} job=${job} />`}
+      ${job.error && job.status !== 'cancelled' && html`<${Failure} job=${job} />`}
       ${job.timings && html`<${Panel} title="Timeline" side=${html`<a href=${to('/jobs', { model: job.model })}>Other jobs of ${job.model}</a>`}><${Timeline} of=${job.timings} /></${Panel}>`}
       ${
         job.stages &&
@@ -235,10 +291,15 @@ export default function JobPage({ params }) {
         ${stage.timings && html`<${Timeline} of=${stage.timings} />`}`,
         )}</${Panel}>`
       }
+      ${job.earlier_attempts && html`<${Attempts} of=${job} />`}
       ${!ended && html`<${Pieces} id=${job.id} />`}
       <div class="columns">
         ${job.status === 'succeeded' && html`<${Panel} title="Result"><${Preview} path=${`${path}/result`} name="result" size=${job.result_size} /></${Panel}>`}
-        ${job.status === 'failed' && html`<${Panel} title="Input"><${Preview} path=${`${path}/input`} name="input" /></${Panel}>`}
+        <${Panel} title="Input">${
+          INPUT_GONE[job.status]
+            ? html`<p class="muted">${INPUT_GONE[job.status]}</p>`
+            : html`<${Preview} key=${job.queue_position ? 'waits' : 'left'} path=${`${path}/input`} name="input" />`
+        }</${Panel}>
         ${job.metadata && html`<${Panel} title="Metadata"><div class="body"><${Json} value=${job.metadata} /></div></${Panel}>`}
       </div>`}</${Loaded}>`;
 }

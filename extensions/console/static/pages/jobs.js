@@ -6,12 +6,16 @@ import {
   count,
   duration,
   Empty,
+  changesOf,
   html,
   jobPath,
   Loaded,
+  ModelSelect,
   modelPath,
   NONE,
+  Pages,
   Panel,
+  Select,
   State,
   Table,
   Text,
@@ -90,8 +94,8 @@ const COLUMNS = [
 /** @param {{ query: URLSearchParams }} of */
 export default function Jobs({ query }) {
   const { q, search, ...filters } = Object.fromEntries(query);
+  const [changed, go] = changesOf('/jobs', filters);
   const [text, setText] = useState('');
-  const models = usePoll('/api/v1/models', { every: 30_000 });
   // `since` in the address is a number of seconds before now, or a time.
   const since = /^\d{1,7}$/.test(filters.since ?? '')
     ? `${Math.floor(Date.now() / 60_000) * 60 - Number(filters.since)}`
@@ -101,9 +105,6 @@ export default function Jobs({ query }) {
     query: asked,
     every: filters.cursor ? 10_000 : 2000,
   });
-  const go = (/** @type {Record<string, any>} */ change) => {
-    location.hash = to('/jobs', { ...filters, cursor: undefined, ...change });
-  };
   useEffect(() => {
     if (q !== undefined) meaning(q).then((found) => location.replace(to('/jobs', found)));
   }, [q]);
@@ -125,8 +126,7 @@ export default function Jobs({ query }) {
       <input data-search type="search" size="40" aria-label="Search jobs" placeholder="Job id, words of an error, or name=value" value=${text}
         onInput=${(/** @type {any} */ event) => setText(event.target.value)} />
       <button type="submit">Search</button>
-      <${Select} label="Model" value=${filters.model} onChange=${(/** @type {string} */ model) => go({ model })}
-        options=${[['', 'all models'], ...(models.data?.models ?? []).map((/** @type {any} */ m) => [m.name, m.name])]} />
+      <${ModelSelect} value=${filters.model} go=${go} />
       <${Select} label="State" value=${filters.status} onChange=${(/** @type {string} */ status) => go({ status })} options=${[['', 'all states'], ...STATES.map((s) => [s, s])]} />
       <${Select} label="Created" value=${filters.since} onChange=${(/** @type {string} */ value) => go({ since: value })} options=${SINCE} />
       <input aria-label="API key" placeholder="id of an API key" size="16" value=${filters.key ?? ''} onChange=${(/** @type {any} */ event) => go({ key: event.target.value.trim() })} />
@@ -146,17 +146,6 @@ export default function Jobs({ query }) {
             ? html`<${Empty} title="No job fits these filters">Results are kept for a while only. <a href="#/jobs">Show all jobs.</a></${Empty}>`
             : html`<${Empty} title="There is no job yet"><a href="#/try">Try a model</a>, or send one: <code>headrace submit MODEL --json '{"x": 1}' --wait</code></${Empty}>`
         } />
-      ${
-        (filters.cursor || jobs.data.cursor) &&
-        html`<p class="pages">
-        ${filters.cursor && html`<a class="button" href=${to('/jobs', { ...filters, cursor: undefined })}>Newest</a>`}
-        ${jobs.data.cursor && html`<a class="button" href=${to('/jobs', { ...filters, cursor: jobs.data.cursor })}>Older</a>`}</p>`
-      }
+      <${Pages} filters=${filters} next=${jobs.data.cursor} changed=${changed} />
     </${Panel}>`}</${Loaded}>`;
 }
-
-/** @param {{ label: string, value?: string, options: string[][], onChange: (value: string) => void }} of */
-export const Select = ({ label, value = '', options, onChange }) => html`
-  <select key=${options.length} aria-label=${label} value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
-    ${options.map(([name, text]) => html`<option value=${name} selected=${name === value}>${text}</option>`)}
-  </select>`;

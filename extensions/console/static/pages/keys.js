@@ -11,6 +11,7 @@ import {
   Loaded,
   NONE,
   Panel,
+  Select,
   State,
   Table,
   Text,
@@ -21,7 +22,6 @@ import {
   useStore,
   visible,
 } from '../parts.js';
-import { Select } from './jobs.js';
 
 const SCOPES = /** @type {[string, string][]} */ ([
   ['submit', 'submit and cancel jobs'],

@@ -12,6 +12,7 @@ import {
   Loaded,
   NONE,
   Panel,
+  Select,
   State,
   Text,
   to,
@@ -21,7 +22,6 @@ import {
   useState,
 } from '../parts.js';
 import { joined, Preview } from './job.js';
-import { Select } from './jobs.js';
 
 /** Whether a model takes messages, as language models do. @param {any} model */
 const talks = (model) => model.handler === 'language_model' || Array.isArray(model.inputs?.example?.messages);

@@ -133,7 +133,7 @@ local function examine(raw, s)
     else
       seen[id] = true
       -- A job that was not claimed before neither runs alone nor has retries.
-      if r[4] then r[6], r[7] = unpack(call('HMGET', record, 'x', 'rn')) end
+      if r[4] then r[6], r[7], r[8], r[9] = unpack(call('HMGET', record, 'x', 'rn', 'o', 'pa')) end
       jobs[#jobs + 1] = {raw, id, s, r, record, parent}
       bytes = bytes + #raw
       return
@@ -262,6 +262,15 @@ end
 -- {created, id, ...} of jobs that get their record here: those of stock clients.
 local fresh = {}
 
+-- Notes which worker had an attempt that has ended without a result: lines of its number and the worker, the newest
+-- five. An orderly release undoes the attempt after it, so that its number may be noted already.
+local function note_attempt(record, attempt, worker, noted)
+  local lines = noted or ''
+  if attempt <= (tonumber(string.match(lines, '(%d+) [^\n]*$') or '') or 0) then return end
+  if select(2, string.gsub(lines, '\n', '')) >= 4 then lines = string.match(lines, '\n(.*)$') end
+  call('HSET', record, 'pa', (lines ~= '' and lines .. '\n' or '') .. attempt .. ' ' .. worker)
+end
+
 local function lease(j, leases, helds)
   local raw, id, r, record = j[1], j[2], j[4], j[5]
   local attempts = r[4] and (tonumber(r[4]) or 0) + 1 or 1
@@ -275,6 +284,7 @@ local function lease(j, leases, helds)
     call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts, 'v', version)
     -- It starts when its batch does; this is the start of an attempt before.
     if r[4] then call('HDEL', record, 'st') end
+    if attempts > 1 and r[8] then note_attempt(record, attempts - 1, r[8], r[9]) end
   else
     call('HSET', record, 's', 'r', 't', fence, 'o', owner, 'a', attempts,
       'm', model, 'v', version, 'c', NOW, 'p', STEPS[j[3]], 'l', ARGV[9])

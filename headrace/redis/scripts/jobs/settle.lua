@@ -18,7 +18,7 @@ for i = 4, #ARGV, PER_JOB do
   local n = (i - 4) / PER_JOB + 1
   local id = ARGV[i]
   local job = keys.job .. id
-  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc', 'tk')
+  local r = try('HMGET', job, 't', 's', 'w', 'cr', 'l', 'a', 'ky', 'we', 'ws', 'pc', 'tk', 'o')
   if r.err then r = {} end
   if r[1] ~= ARGV[i + 1] or r[2] == 'q' then
     answer[n] = 0
@@ -125,7 +125,8 @@ local function settle(i, id, r, job)
     meta ~= '' and meta or '{"status": "IGNORED", "task_id": "' .. id .. '"}')
   if not r[3] and listeners == 0 then return 1 end
   local ended = {id, state, started, NOW, r[6], ARGV[i + 4], ARGV[i + 5], field, value, meta,
-    ARGV[i + 8] == 'dead' and '1' or '', waited, ARGV[2]}
+    ARGV[i + 8] == 'dead' and '1' or '', waited, ARGV[2], r[12] or '',
+    not first and call('HGET', job, 'pa') or ''}
   -- An API process may listen: this saves it reading the record.
   if listeners > 0 and #meta + #value <= PUBLISHED_MAX_BYTES then
     call('PUBLISH', keys.ended .. id, cmsgpack.pack({ended}))

@@ -55,7 +55,7 @@ end
 
 -- Putting a job that has failed back into its queue, as the job that it was.
 -- The fields that its last run left in the record; the client's own fields stay.
-local LEFT = {'a', 'k', 'x', 'xa', 'xl', 't', 'o', 'st', 'en', 'b', 'tm', 'dw', 'rt', 'e', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg'}
+local LEFT = {'a', 'k', 'x', 'xa', 'xl', 't', 'o', 'st', 'en', 'b', 'tm', 'dw', 'rt', 'e', 'dl', 'cr', 'rn', 'fw', 'sg', 'pg', 'pa'}
 
 -- Pushes the message of a job at the end of its list. `state` and `owner` are its record's, nil without a record.
 local function requeue_job(queue, s, id, raw, state, owner)

@@ -158,7 +158,11 @@ def test_a_job_is_watched_cancelled_and_retried(site: Console, chromium: Browser
         page = watched.page
         expect(page.get_by_text("waiting at the gate")).to_be_visible()
         page.get_by_role("button", name="Cancel").first.click()
-        page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        with page.expect_request(lambda request: request.method == "DELETE") as sent:
+            page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+        assert sent.value.headers["headrace-client"] == "console", (
+            "noted where no keys are required"
+        )
         expect(page.get_by_role("status").filter(has_text="discarded")).to_be_visible()
         site.open_gate()
         expect(page.locator(".head .state")).to_have_text("cancelled")
@@ -168,6 +172,9 @@ def test_a_job_is_watched_cancelled_and_retried(site: Console, chromium: Browser
         page.get_by_role("button", name="Retry").click()
         expect(page.get_by_text("The job is in its queue again.")).to_be_visible()
         wait_until(lambda: site.ended(again)["attempts"] == 1, "it has run again")
+        for job_id, action in ((slow, "cancel_job"), (again, "retry_job")):
+            (entry,) = site.call("GET", f"/api/v1/audit?target={job_id}")["entries"]
+            assert entry["action"] == action
         page.emulate_media(media="print")
         expect(page.get_by_role("button", name="Print")).to_be_hidden()
         expect(page.locator(".failure")).to_be_visible()
@@ -280,6 +287,23 @@ def test_a_tab_in_the_background_asks_for_nothing(site: Console, chromium: Brows
         assert len(watched.requests) == before
         with page.expect_request("**/api/v1/overview"):
             show(hidden=False)
+
+
+def test_a_duration_has_no_sixty_seconds(site: Console, chromium: Browser) -> None:
+    with opened(chromium, site) as watched:
+        seconds = [59.4, 59.7, 119.7, 599.7, 3599.7, 7199.7, 86_399]
+        script = """all => import(document.querySelector('link[href$="/parts.js"]').href)
+            .then(parts => all.map(s => parts.duration(s)))"""
+        shown = watched.page.evaluate(script, seconds)
+        assert shown == [
+            "59 s",
+            "1 min 0 s",
+            "2 min 0 s",
+            "10 min",
+            "1 h 0 min",
+            "2 h 0 min",
+            "1 d",
+        ]
 
 
 def test_the_keyboard_opens_pages_and_help(site: Console, chromium: Browser) -> None:

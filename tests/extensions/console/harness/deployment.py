@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from playwright.sync_api import Browser
 
 from tests.harness.http.browser import Watched, browser_page
@@ -75,11 +76,15 @@ class Console:
 def console(
     folder: Path,
     models: dict[str, dict[str, Any]] | None = None,
+    pipelines: dict[str, dict[str, Any]] | None = None,
     *,
     wait_for: tuple[str, ...] = ("all",),
     **variables: str,
 ) -> Iterator[Console]:
-    """A deployment with the model `shown` and those given, all loaded, that requires keys."""
+    """A deployment with the model `shown` and those given, all loaded, that requires keys.
+
+    It has pipelines of these models too.
+    """
     handler = shutil.copy(HANDLER, folder)  # tracebacks name a short path
     shown = {
         "handler": handler, "max_batch_size": 4, "options": {"gate": str(folder / "gate")},
@@ -87,7 +92,10 @@ def console(
     }  # fmt: skip
     chosen = {"shown": shown, **(models or {})}
     flags: dict[str, Any] = {"HEADRACE_AUTH": "on", **variables, "background": True}
-    with running_up(folder, models=write_models(folder, chosen), **flags) as up:
+    path = write_models(folder, chosen)
+    if pipelines:
+        path.write_text(path.read_text() + yaml.safe_dump({"pipelines": pipelines}))
+    with running_up(folder, models=path, **flags) as up:
         keys = {name: _key(up, name, scopes) for name, scopes in KEYS.items()}
         site = Console(up, folder, keys)
         wait_until(lambda: _loaded(site, wait_for), "the models are loaded", 120)

@@ -15,7 +15,9 @@ import pytest
 
 from headrace import Client
 from headrace.access.api_key import Scope
+from headrace.cli.shared.exit_codes import ExitCode
 from headrace.config.model.catalog import load_catalog
+from headrace.errors import Conflict, InputGone
 from headrace.queue import failures as failing
 from headrace.queue import listing
 from headrace.redis import keys
@@ -351,6 +353,60 @@ def test_one_failed_job_shows_its_input_and_is_retried(api: ApiServer, folder: P
     assert api.http.post(f"{JOBS}/{failed}/retry").json() == {"retried": 1, "left": {}}
     mended, unchanged = ended(api, failed, stored)
     assert (mended["result"], unchanged["status"]) == ("mended", "failed")
+
+
+def test_the_input_of_a_job_is_there_until_it_ends(api: ApiServer, server: RedisServer) -> None:
+    first, second, later = (
+        api.http.post(JOBS, json={"model": "fake", "input": {"n": n}, "options": options}).json()
+        for n, options in enumerate(({}, {}, {"countdown": 3600}))
+    )
+    cancelled = submit(api, {"n": 3}, model="fake")[0]
+    ids = [job["id"] for job in (first, second, later)]
+
+    def given(job_id: str) -> Any:
+        answer = api.http.get(f"{JOBS}/{job_id}/input")
+        return answer.json() if answer.status_code == 200 else answer.json()["detail"]
+
+    assert [given(job_id) for job_id in ids] == [{"n": 0}, {"n": 1}, {"n": 2}]
+    api.http.delete(f"{JOBS}/{cancelled}")
+    with server.client() as client:
+        claimed = claim(client, "fake", 1)
+        assert given(ids[0]) == {"n": 0}, "it runs"
+        assert given(ids[1]) == {"n": 1}, "its place has changed"
+        settle(client, "fake", claimed, [Answer()])
+        settle(client, "fake", claim(client, "fake", 1), [failure("handler-error", "no")])
+    assert given(ids[1]) == {"n": 1}
+    assert given(ids[0]).endswith("was deleted when the job ended as succeeded")
+    assert given(cancelled).endswith("was deleted when the job ended as cancelled")
+    with Client(api.url) as sdk:
+        assert sdk.job_input(later["id"]) == {"n": 2}
+        with pytest.raises(InputGone):
+            sdk.job_input(ids[0])
+        sdk.cancel(later["id"])
+        with pytest.raises(Conflict):
+            sdk.retry(ids[0])
+        sdk.retry(ids[1])
+        assert sdk.status(ids[1]).status == "queued"
+        sdk.cancel(ids[1])
+
+
+def test_the_commands_print_an_input_and_retry_one_job(api: ApiServer, tmp_path: Path) -> None:
+    failed, done = submit(api, {"order": 7}, {"customer_id": 1})
+    ended(api, failed, done)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        made = headrace(*arguments, "--url", api.url, cwd=tmp_path)
+        return made.returncode, made.stdout + made.stderr
+
+    assert run("input", failed) == (0, '{"order":7}\n')
+    assert run("input", failed, "-o", "given.json") == (0, "")
+    assert (tmp_path / "given.json").read_text() == '{"order":7}\n'
+    code, text = run("input", done)
+    assert (code, "was deleted when the job ended" in text) == (ExitCode.FAILED, True)
+    assert run("retry", failed) == (0, f"{failed}  retried\n")
+    code, text = run("retry", done, "nobody")
+    assert (code, "has not failed" in text, "nobody" in text) == (ExitCode.UNKNOWN_ID, True, True)
+    ended(api, failed)
 
 
 def test_the_input_of_bytes_has_its_content_type(api: ApiServer) -> None:

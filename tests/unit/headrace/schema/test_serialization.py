@@ -56,6 +56,17 @@ def test_the_trace_of_a_job_is_null_without_one() -> None:
     assert shown("s", 0, **{JobField.TRACE: "ab" * 16})["trace_id"] == "ab" * 16
 
 
+def test_the_worker_of_a_job_and_those_before_are_left_out_where_they_are_not_known() -> None:
+    assert {"worker", "earlier_attempts"}.isdisjoint(shown("q", 1))
+    record = {JobField.OWNER: "cpu0@b-2", JobField.EARLIER: "1 cpu0@a-1\n2 gpu 0@a-7"}
+    job = shown("s", 0, **record)
+    assert job["worker"] == "cpu0@b-2"
+    assert job["earlier_attempts"] == [
+        {"attempt": 1, "worker": "cpu0@a-1"},
+        {"attempt": 2, "worker": "gpu 0@a-7"},
+    ]
+
+
 def test_a_job_that_was_never_tried_has_no_error() -> None:
     assert "error" not in shown("d", DUE_US, **{JobField.ERROR: ""})
 

@@ -12,7 +12,7 @@ measure, and docs/performance.md has their tables:
 - `runs`: offline runs
 - `torchserve`: TorchServe's URLs, and TorchServe itself
 - `operation`: kills, scrapes, and the load generator of `headrace bench`
-- `case_study`: the case study of docs/performance-guide.md
+- `case_study`: the case studies of docs/performance-guide.md and docs/case-study.md
 - `pictures`: no benchmarks, but pictures of a deployment under load
 
 They share `common`. No folder imports another one besides.

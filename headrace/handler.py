@@ -146,6 +146,7 @@ class Exportable:
             best classes can be compared. None if the model has no classes.
         dims: for each input, the names of the dimensions whose size differs from call to call.
             One is "batch", with the batch size. Empty: the first dimension of each is the batch.
+            Of the second stage of a detector it is the objects of a batch.
     """
 
     module: Any
@@ -199,10 +200,11 @@ class Handler:
         """
         return None
 
-    def exportable(self) -> Exportable | None:
+    def exportable(self) -> Exportable | Sequence[Exportable] | None:
         """Return the module that the model option `optimize` is about; None without one.
 
-        Called after `initialize`, if the model has that option.
+        Called after `initialize`, if the model has that option. A model with several stages
+        returns a list; the verbs call each of these modules once for a batch.
         """
         return None
 

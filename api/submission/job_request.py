@@ -18,11 +18,11 @@ from headrace.access.api_key import EVERYBODY, Caller
 from headrace.config.inputs.input_schema import InputSection
 from headrace.config.inputs.parameters import check_parameters
 from headrace.config.model.catalog import Catalog, ModelConfig
-from headrace.config.suggestions import listing
-from headrace.errors import InvalidInput, InvalidRequest, ModelNotFound
+from headrace.config.suggestions import unknown_version
+from headrace.errors import InvalidInput, InvalidRequest
 from headrace.jobs.ids import check_free_id, check_id, check_key, id_of_key, new_id
 from headrace.jobs.message import InputSource
-from headrace.jobs.options import DEFAULT_OPTIONS, METADATA_MAX_BYTES, InputDetails, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, InputDetails, JobOptions, check_metadata
 from headrace.jobs.trace_context import Trace, read_trace
 from headrace.jobs.values.value_check import ValueCheck, summary
 from headrace.payloads.input_ref import type_of
@@ -72,13 +72,7 @@ def options_from_query(given: Mapping[str, str]) -> JobOptions:
 
 def check_options(options: JobOptions) -> JobOptions:
     """Return the options; raise InvalidRequest if the metadata is too large."""
-    if options.metadata is not None:
-        size = len(msgspec.json.encode(options.metadata))
-        if size > METADATA_MAX_BYTES:
-            raise InvalidRequest(
-                f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
-                hint="Keep large data elsewhere and its key in metadata.",
-            )
+    check_metadata(options.metadata)
     return options
 
 
@@ -208,11 +202,7 @@ def model_of_version(model: ModelConfig, version: str, statuses: ModelStatuses) 
     """Return the model with the queue of a version; raise ModelNotFound for an unknown one."""
     known = statuses.versions(model)
     if version not in known:
-        plural = "version is" if len(known) == 1 else "versions are"
-        raise ModelNotFound(
-            f"model {model.name} has no version {version[:64]!r}",
-            hint=f"Its {plural} {listing(known)}.",
-        )
+        raise unknown_version(model.name, version, known)
     return statuses.for_version(model, version)
 
 

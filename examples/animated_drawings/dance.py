@@ -19,6 +19,8 @@ from headrace import Handler, Response
 FRAME_MS = 60
 #: Pixels of the character a pixel of the frame: with fewer, a stretched arm would have gaps.
 FINE = 2
+#: White around the figure, in pixels.
+EDGE_PX = 8
 
 
 class Dance(Handler):
@@ -67,12 +69,23 @@ class Dance(Handler):
             frame = np.zeros((height, width, 4), np.float32)
             frame[y[inside], x[inside], :3] = texture[rows[inside], columns[inside]]
             frame[y[inside], x[inside], 3] = 1
-            frames.append(Image.fromarray(whole(frame)))
+            frames.append(whole(frame))
+        first, *others = map(Image.fromarray, trimmed(frames))
         file = io.BytesIO()
-        frames[0].save(
-            file, "GIF", save_all=True, append_images=frames[1:], duration=FRAME_MS, loop=0
-        )
+        first.save(file, "GIF", save_all=True, append_images=others, duration=FRAME_MS, loop=0)
         return file.getvalue()
+
+
+def trimmed(frames):
+    """Return the frames without what is white in all of them, besides an edge."""
+    drawn = np.any([frame.min(2) < 255 for frame in frames], 0)
+    (rows,), (columns,) = np.nonzero(drawn.any(1)), np.nonzero(drawn.any(0))
+    if not len(rows):
+        return frames
+    top, left = max(0, rows[0] - EDGE_PX), max(0, columns[0] - EDGE_PX)
+    return [
+        frame[top : rows[-1] + EDGE_PX + 1, left : columns[-1] + EDGE_PX + 1] for frame in frames
+    ]
 
 
 def whole(frame):

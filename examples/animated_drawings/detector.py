@@ -7,6 +7,7 @@ that it covers.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from images import part, png, shrunk
@@ -15,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from headrace import Handler, errors
+from headrace.handler import Exportable
 
 #: A larger drawing is shrunk to this: eight photos of 30 megapixels would take 3 GB.
 LONGEST_PX = 2000
@@ -36,7 +38,17 @@ class FindFigures(Handler):
         self.model = Detector(len(CLASSES))
         self.model.load_state_dict(load_file(folder / "weights/detector.safetensors"))
         self.model.to(context.device).eval()
+        self.stages = [self.model.proposals, self.model.close]
         self.example_input = (folder / "drawings/wave.jpg").read_bytes()
+
+    def exportable(self):
+        """Return the two stages, for `optimize`."""
+        stages = self.model.proposals, self.model.close
+        return [Exportable(stage, partial(self.use, n)) for n, stage in enumerate(stages)]
+
+    def use(self, n, forward):
+        """Run this in place of a stage."""
+        self.stages[n] = forward
 
     def preprocess(self, inputs):
         """Return the drawings as tensors; an input that is no image fails alone."""
@@ -47,7 +59,9 @@ class FindFigures(Handler):
         images = [image.to(self.context.device) for image, _ in items]
         return [
             found._replace(boxes=found.boxes * scale, views=found.views * scale)
-            for found, (_, scale) in zip(self.model(images, self.min_score), items, strict=True)
+            for found, (_, scale) in zip(
+                self.model(images, self.min_score, stages=self.stages), items, strict=True
+            )
         ]
 
     def postprocess(self, outputs):

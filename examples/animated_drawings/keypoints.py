@@ -6,10 +6,11 @@ joints there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from networks import JOINTS, POSE_PX, Pose, square, view
+from networks import JOINTS, POSE_PX, square, view
 from torch import Tensor
 
 #: COCO's keypoints: nose, eyes and ears are the head.
@@ -21,7 +22,9 @@ COCO = (
 
 
 @torch.inference_mode()
-def joints_of(model: Pose, images: list[Tensor]) -> list[Tensor]:
+def joints_of(
+    model: Callable[[Tensor], tuple[Tensor, Tensor]], images: list[Tensor]
+) -> list[Tensor]:
     """Return the joints of figures, each of which fills its image: 16 x 3, as x, y and a score."""
     frames = [square(image)[0] for image in images]
     views = [view(image, frame[None], POSE_PX) for image, frame in zip(images, frames, strict=True)]

@@ -9,6 +9,7 @@ one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -139,7 +140,11 @@ class Detector(nn.Module):
 
     @torch.inference_mode()
     def forward(
-        self, images: list[Tensor], min_score: float = 0.3, limit: int = 10
+        self,
+        images: list[Tensor],
+        min_score: float = 0.3,
+        limit: int = 10,
+        stages: Sequence[Callable[[Tensor], tuple[Tensor, Tensor]]] = (),
     ) -> list[Detections]:
         """Return what is on each image.
 
@@ -147,9 +152,11 @@ class Detector(nn.Module):
             images: each 3 x height x width, from 0 to 1, of any size.
             min_score: the lowest score.
             limit: the most detections of an image.
+            stages: what runs in place of `proposals` and `close`.
         """
+        propose_all, look_close = stages or (self.proposals, self.close)
         scenes = torch.stack([view(image, square(image), SCENE_PX)[0] for image in images])
-        centres, sides = self.proposals(scenes)
+        centres, sides = propose_all(scenes)
         proposed = [
             propose(image, *maps, min_score, limit)
             for image, *maps in zip(images, centres.sigmoid(), sides, strict=True)
@@ -162,7 +169,7 @@ class Detector(nn.Module):
         crops = torch.cat(
             [view(i, v, CLOSE_PX) for i, v in zip(images, views, strict=True) if len(v)]
         )
-        masks, shares = self.close(crops)
+        masks, shares = look_close(crops)
         counts = [len(v) for v in views]
         result = []
         for (_, scores, labels), at, mask, share in zip(

@@ -14,6 +14,7 @@ from networks import JOINTS, Pose
 from safetensors.torch import load_file
 
 from headrace import Handler
+from headrace.handler import Exportable
 
 
 class FindJoints(Handler):
@@ -29,7 +30,16 @@ class FindJoints(Handler):
         self.model = Pose(len(JOINTS))
         self.model.load_state_dict(load_file(folder / "weights/pose.safetensors"))
         self.model.to(context.device).eval()
+        self.forward = self.model
         self.example_input = (folder / "drawings/wave.jpg").read_bytes()
+
+    def exportable(self):
+        """Return the network, for `optimize`."""
+        return Exportable(self.model, self.use)
+
+    def use(self, forward):
+        """Run this in place of the network."""
+        self.forward = forward
 
     def preprocess(self, inputs):
         """Return the figures as tensors; an input that is no image fails alone."""
@@ -37,7 +47,7 @@ class FindJoints(Handler):
 
     def inference(self, items):
         """Return the joints of each figure."""
-        found = joints_of(self.model, [image.to(self.context.device) for image, _ in items])
+        found = joints_of(self.forward, [image.to(self.context.device) for image, _ in items])
         return [
             joints * joints.new_tensor([scale, scale, 1])
             for joints, (_, scale) in zip(found, items, strict=True)

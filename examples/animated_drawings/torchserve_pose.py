@@ -1,7 +1,5 @@
 """The pose model as a handler of TorchServe; Animated Drawings' client reads its answers."""
 
-import json
-
 from keypoints import described, joints_of
 from networks import JOINTS, Pose
 from torchserve_detector import DrawnHumanoidDetector
@@ -12,10 +10,10 @@ class DrawnHumanoidPoseEstimator(DrawnHumanoidDetector):
 
     network = staticmethod(lambda: Pose(len(JOINTS)))
 
-    def inference(self, data):
+    def look(self, images):
         """Return the joints of each figure, which fills its image."""
-        return joints_of(self.model, data)
+        return joints_of(self.model, images)
 
-    def postprocess(self, data):
-        """Return the keypoints as JSON."""
-        return [json.dumps([described(joints)]) for joints in data]
+    def answer(self, seen):
+        """Return the keypoints of one figure."""
+        return [described(seen)]

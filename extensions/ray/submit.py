@@ -14,7 +14,7 @@ from typing_extensions import override
 from extensions.ray.predict import in_actors, in_words
 from extensions.ray.tables import Columns, Ended, Given, inputs, with_ends
 from headrace.client import Client
-from headrace.client.inputs import Options, check_options
+from headrace.client.inputs import Options, check_option_values
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import check_id, new_id
 from headrace.runs.engine import Engine
@@ -77,7 +77,7 @@ def submit(
         ConfigError: Ray is not installed.
         InvalidRequest: the run id is not valid, or there is no such option.
     """
-    check_options(options)
+    check_option_values(options)
     run = check_id(run_id) if run_id is not None else f"ray-{new_id()}"
     arguments = {
         "run": run, "columns": Columns(input, key, content_type),
@@ -136,17 +136,18 @@ def _ended(row: Row) -> Ended:
 
 def job_ids(run: str, model: str, given: Sequence[Given]) -> list[str]:
     """Return the ids of rows; of equal rows in one table each has its own."""
-    seen: Counter[bytes] = Counter()
-    found = []
+    copies: Counter[bytes] = Counter()
+    ids = []
     for row in given:
         text = row.input.message.encode() if isinstance(row.input, HeadraceError) else row.input
         digest = blake2b(digest_size=_DIGEST_BYTES)
         for part in (model.encode(), row.key.encode(), bytes(text)):
             digest.update(b"%d:%b" % (len(part), part))
-        name = digest.digest()
-        seen[name] += 1
-        found.append(f"{run}.{name.hex()}" + (f".{seen[name]}" if seen[name] > 1 else ""))
-    return found
+        content = digest.digest()
+        copies[content] += 1
+        copy = f".{copies[content]}" if copies[content] > 1 else ""
+        ids.append(f"{run}.{content.hex()}{copy}")
+    return ids
 
 
 class _Given(Source):

@@ -18,9 +18,10 @@ from extensions.runs.registry import need_pyarrow, sink_for, source_for
 from extensions.runs.rows import python_rows, table_with
 from extensions.runs.sources.options import LimitedSource, SourceOptions
 from extensions.runs.sources.values import FrameSource, ValuesSource
-from headrace.client.inputs import Options, check_options
+from headrace.client.inputs import Options, check_option_values
 from headrace.client.offline import OfflineRow, OfflineRun, Progress, RunProgress
 from headrace.client.sync_client import Client
+from headrace.config.suggestions import unknown_version
 from headrace.errors import ConfigError
 from headrace.runs.engine import Engine
 from headrace.runs.interfaces import Row, Sink, Source
@@ -89,7 +90,9 @@ def work_of(
         )
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} runs no input", hint="Give 1 or more, or leave it out.")
-    check_options(options)
+    if in_flight < 1:
+        raise ConfigError(f"in_flight={in_flight} sends no input", hint="Give 1 or more.")
+    check_option_values(options)
     output = "" if sink is None else fspath(sink)
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     given = SourceOptions(
@@ -129,7 +132,7 @@ def engine_for(
     """Return the engine of a run from a source into the output of the options; it is not open yet.
 
     Raises:
-        HeadraceError: the model does not exist, or source or output cannot be used.
+        HeadraceError: the model or the version does not exist, or source or output cannot be used.
     """
     inputs = source_for(source, options)
     return engine_of(client, spec, inputs, limit, sink_for(options.output, inputs))
@@ -141,10 +144,12 @@ def engine_of(
     """Return the engine of a run; it is not open yet.
 
     Raises:
-        HeadraceError: the model does not exist.
+        HeadraceError: the model or the version does not exist.
     """
     # A misspelt model name must not leave an output file behind.
-    client.model(spec.model)
+    versions = client.model(spec.model).versions
+    if spec.version is not None and versions and spec.version not in versions:
+        raise unknown_version(spec.model, spec.version, versions)
     return Engine(client, spec, inputs if limit is None else LimitedSource(inputs, limit), sink)
 
 

@@ -66,7 +66,7 @@ def _of_line(line: bytes | msgspec.Raw) -> OfflineRow:
     fields: dict[str, Any] = _decoded(line)
     own = {name: value for name, value in fields.items() if name in _OWN}
     if own.get("error") is not None:  # in Parquet, what an error lacks is null
-        own["error"] = {name: one for name, one in own["error"].items() if one is not None}
+        own["error"] = {name: value for name, value in own["error"].items() if value is not None}
     carried = {name: value for name, value in fields.items() if name not in _OWN}
     row: OfflineRow = msgspec.convert({**own, "carried": carried}, OfflineRow)
     return row
@@ -114,19 +114,19 @@ def table_with(source: object, table: pa.Table, output: Path) -> Any:
     library = type(source).__module__.partition(".")[0]
     if library == "pandas":
         return _frame_with(source, rows.select(ADDED).to_pandas())
-    found = table.slice(0, rows.num_rows)
-    found = found.rename_columns([carried_as(name) for name in found.column_names])
+    whole = table.slice(0, rows.num_rows)
+    whole = whole.rename_columns([carried_as(name) for name in whole.column_names])
     for name in ADDED:
-        found = found.append_column(rows.schema.field(name), rows.column(name))
+        whole = whole.append_column(rows.schema.field(name), rows.column(name))
     if library == "polars":
-        return cast("Any", sys.modules["polars"]).from_arrow(found)
-    return found
+        return cast("Any", sys.modules["polars"]).from_arrow(whole)
+    return whole
 
 
 def _frame_with(frame: Any, added: Any) -> Any:
     """Return a DataFrame of pandas with more columns; its own keep their types and names."""
     pandas = cast("Any", sys.modules["pandas"])
-    found = frame.iloc[: len(added)]
-    if found.columns.nlevels == 1:
-        found = found.rename(columns={name: carried_as(name) for name in ADDED})
-    return pandas.concat([found, added.set_index(found.index)], axis=1)
+    given = frame.iloc[: len(added)]
+    if given.columns.nlevels == 1:
+        given = given.rename(columns={name: carried_as(name) for name in ADDED})
+    return pandas.concat([given, added.set_index(given.index)], axis=1)

@@ -122,6 +122,47 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.word} than eager: {sizes}"
 
 
+def together(verdicts: Sequence[Verdict], names: Sequence[str]) -> Verdict:
+    """Return one verdict on all modules of a handler: each must be right, their time is summed.
+
+    Args:
+        names: of the modules, for the reason why one is wrong.
+    """
+    if len(verdicts) == 1:
+        return verdicts[0]
+    reasons = [
+        f"{name}: {one.wrong}" for one, name in zip(verdicts, names, strict=True) if one.wrong
+    ]
+    agreements = [one.agreement for one in verdicts if one.agreement is not None]
+    sizes = [set(one.times) for one in verdicts]
+    return Verdict(
+        error=max(one.error for one in verdicts),
+        agreement=min(agreements, default=None),
+        times={
+            size: _summed([one.times[size] for one in verdicts])
+            for size in sorted(set.intersection(*sizes), key=int)
+        },
+        wrong="; ".join(reasons),
+        broken=any(one.broken for one in verdicts),
+        judged_at=min(one.judged_at for one in verdicts),
+    )
+
+
+def _summed(timings: Sequence[Timing]) -> Timing:
+    eager_ms = sum(one.eager_ms for one in timings)
+
+    def gain(of: Callable[[Timing], float]) -> float:
+        return eager_ms / max(sum(one.eager_ms / of(one) for one in timings), 1e-9)
+
+    return Timing(
+        eager_ms=eager_ms,
+        own_ms=sum(one.own_ms for one in timings),
+        gain=gain(lambda one: one.gain),
+        low=gain(lambda one: one.low),
+        high=gain(lambda one: one.high),
+    )
+
+
 def compare(
     module: Callable[..., Any],
     variant: Callable[..., Any],

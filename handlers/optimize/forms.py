@@ -83,8 +83,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def form_of(module: nn.Module, args: Args, dims: Sequence[Mapping[int, str]]) -> Form:
+def form_of(
+    module: nn.Module, args: Args, dims: Sequence[Mapping[int, str]], *, batches: bool = True
+) -> Form:
     """Return what a module takes and returns, of one call.
+
+    Args:
+        dims: as of an `Exportable`.
+        batches: whether batches differ in size; else the size is that of this call.
 
     Raises:
         ConfigError: it takes or returns something else than tensors.
@@ -109,7 +115,7 @@ def form_of(module: nn.Module, args: Args, dims: Sequence[Mapping[int, str]]) ->
             one.ndim == 4
             and not one.is_contiguous()
             and one.is_contiguous(memory_format=torch.channels_last),
-            dict(names),
+            {n: name for n, name in names.items() if batches or name != BATCH},
         )
         for one, names in zip(args, named, strict=True)
     ]

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from handlers.optimize.forms import BATCH, Args, Flat, Form
+from handlers.optimize.forms import Args, Flat, Form
 from headrace.config.model.optimize import Optimize
 
 _TYPES: Final = {"half": torch.float16, "bfloat16": torch.bfloat16}
@@ -66,8 +66,6 @@ class Source:
         """
         # The names are shared: two inputs have the same batch.
         names = {name for one in self.form.inputs for name in one.dims.values()}
-        if self.most == 1:
-            names.discard(BATCH)
         dims = {name: torch.export.Dim(name, min=1) for name in sorted(names)}
         return tuple(
             {n: dims[name] for n, name in one.dims.items() if name in dims}

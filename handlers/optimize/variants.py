@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from handlers.optimize import cache, runtimes, torch_backends
-from handlers.optimize.check import Verdict, compare
+from handlers.optimize.check import Verdict, compare, together
 from handlers.optimize.forms import Args, Form, Replacement, form_of
 from handlers.optimize.source import Source
 from headrace.config.model.optimize import EXTRAS, Optimize
@@ -85,7 +85,7 @@ class Site:
         cache: the folder of all builds.
         sizes: the batch sizes; empty for any.
         settings: plain data that decides over the module's inputs.
-        samples: returns samples; called only if there is no verdict yet.
+        samples: returns samples of a module; called only if there is no verdict yet.
         again: judge again, although there is a verdict, and build again what could not be built.
     """
 
@@ -95,7 +95,7 @@ class Site:
     most: int
     sizes: tuple[int, ...]
     settings: Mapping[str, Any]
-    samples: Callable[[], Samples]
+    samples: Callable[[Exportable], Samples]
     again: bool = False
 
 
@@ -123,9 +123,9 @@ class Installed:
 
 
 def install(
-    exportable: Exportable, wanted: Optimize, site: Site, *, refused_too: bool = False
+    exportables: Sequence[Exportable], wanted: Optimize, site: Site, *, refused_too: bool = False
 ) -> Installed:
-    """Put a variant in the place of a module, unless it is refused.
+    """Put variants in the places of a handler's modules, in all or in none.
 
     Args:
         refused_too: use a wrong or slower variant too, to measure it; not one that does not run.
@@ -136,19 +136,27 @@ def install(
     _check_possible(wanted, site.device)
     if wanted.backend == "eager" and wanted.precision == "float":
         return Installed()
-    variant = _Variant(exportable, wanted, site)
-    found = None if site.again else variant.cached()
+    variants = [_Variant(exportable, wanted, site) for exportable in exportables]
+    verdicts = []
     build_s = 0.0
-    if found is None:
-        started = time.monotonic()
-        with variant.store.noted("", variant.key) as note:
-            found = (None if site.again else variant.cached()) or variant.build_or_refuse()
-            note.write("", variant.key)
-        build_s = time.monotonic() - started
-        variant.store.prune(unused_s=UNUSED_KEEP_S)
-    unusable = found.broken or (found.refused and not refused_too)
-    problem = found.refused if unusable else variant.use()
-    return Installed(found, build_s, wanted.name, problem, variant.keep)
+    for variant in variants:
+        found, seconds = variant.verdict()
+        verdicts.append(found)
+        build_s += seconds
+    verdict = together(verdicts, [variant.module_name for variant in variants])
+    if verdict.broken or (verdict.refused and not refused_too):
+        problem = verdict.refused
+    else:
+        problem = next(filter(None, (variant.load() for variant in variants)), "")
+    if not problem:
+        for variant in variants:
+            variant.use()
+
+    def keep(judged: Verdict) -> None:
+        for variant in variants:
+            variant.keep(judged)
+
+    return Installed(verdict, build_s, wanted.name, problem, keep)
 
 
 #: How long a build that no process uses is kept, in seconds.
@@ -173,6 +181,25 @@ class _Variant:
         self.store = UnpackedModels(site.cache)
         self._verdict_name = cache.verdict_name(wanted, self._threads)
 
+    @property
+    def module_name(self) -> str:
+        """The name of the module's class."""
+        return type(self._module).__name__
+
+    def verdict(self) -> tuple[Verdict, float]:
+        """Return the verdict of an earlier process, else build and judge, and the seconds of it."""
+        again = self._site.again
+        found = None if again else self.cached()
+        if found is not None:
+            return found, 0.0
+        started = time.monotonic()
+        with self.store.noted("", self.key) as note:
+            found = (None if again else self.cached()) or self.build_or_refuse()
+            note.write("", self.key)
+        seconds = time.monotonic() - started
+        self.store.prune(unused_s=UNUSED_KEEP_S)
+        return found, seconds
+
     def cached(self) -> Verdict | None:
         """Return the verdict of an earlier process; None if it has none."""
         folder = self.store.hold(self.key)
@@ -192,9 +219,9 @@ class _Variant:
 
     def _build(self) -> Verdict:
         """Build the variant unless that is done, compare it with the module, keep the verdict."""
-        samples = self._site.samples()
+        samples = self._site.samples(self._exportable)
         example = samples.timed[max(samples.timed)]
-        form = form_of(self._module, example, self._exportable.dims)
+        form = form_of(self._module, example, self._exportable.dims, batches=self._site.most > 1)
         source = self._source(form, example, samples)
         folder = self.store.add(self.key, lambda folder: self._fill(source, folder))
         if self._site.again and (folder / _FAILED).exists():
@@ -214,13 +241,13 @@ class _Variant:
         temporary.write_bytes(msgspec.json.encode(verdict))
         temporary.replace(path)
 
-    def use(self) -> str:
-        """Put the variant in the module's place; return why that was not possible, else ""."""
+    def load(self) -> str:
+        """Load the variant; return why that was not possible, else ""."""
         folder = self.store.hold(self.key)
         if folder is None:
             return "its build was removed by another process"
         try:
-            self._exportable.use(self._loaded(folder))
+            self._loaded(folder)
         except Exception as error:  # noqa: BLE001 - the model runs eager
             problem = f"{failure('it cannot be loaded', error, folder)}; remove {folder} first"
             logger.warning(
@@ -229,6 +256,10 @@ class _Variant:
             )  # fmt: skip
             return problem
         return ""
+
+    def use(self) -> None:
+        """Put the variant, which is loaded, in the module's place."""
+        self._exportable.use(cast("Replacement", self._replacement))
 
     def _judged(self, folder: Path, samples: Samples) -> Verdict:
         if (folder / _FAILED).exists():

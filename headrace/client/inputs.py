@@ -27,9 +27,9 @@ from typing_extensions import override
 
 from headrace.client.models import Job
 from headrace.client.sansio import HttpRequest
-from headrace.config.suggestions import did_you_mean
+from headrace.config.suggestions import did_you_mean, value_problem
 from headrace.errors import InvalidRequest
-from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
+from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions, check_metadata
 from headrace.jobs.values.encoding import binary_input, nested_binaries
 from headrace.jobs.values.media_types import (
     BINARY_TYPE,
@@ -309,6 +309,28 @@ def check_options(options: Mapping[str, Any]) -> None:
             f"unknown option: {names}{near}",
             hint=f"Valid options: {', '.join(Options.__annotations__)}.",
         )
+
+
+def check_option_values(options: Mapping[str, Any]) -> None:
+    """Check a job's options as the server does, once before many jobs have them.
+
+    Raises:
+        InvalidRequest: there is no option of a name, or a value is not valid.
+    """
+    check_options(options)
+    for name, value in options.items():
+        if value is None:
+            continue
+        try:
+            msgspec.convert({name: value}, JobOptions)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"option {name}: {value_problem(value, error, JobOptions)}"
+            ) from None
+    try:
+        check_metadata(options.get("metadata"))
+    except TypeError as error:
+        raise InvalidRequest(f"option metadata: it is no JSON: {error}") from None
 
 
 def job_line(

@@ -39,6 +39,37 @@ def unknown_model(name: str, known: Iterable[str]) -> ModelNotFound:
     )
 
 
+def unknown_version(model: str, version: str, known: Sequence[str]) -> ModelNotFound:
+    """Return the error for a version that a model does not have; its hint lists those it has."""
+    plural = "version is" if len(known) == 1 else "versions are"
+    return ModelNotFound(
+        f"model {model} has no version {version[:64]!r}", hint=f"Its {plural} {listing(known)}."
+    )
+
+
+#: How msgspec names a limit: `>= 1`.
+_LIMIT: Final = re.compile(r"[Ee]xpected `(?:int|float)` (<=|>=|<|>) (\S+)")
+
+
+def value_problem(value: object, error: msgspec.ValidationError, kind: Any) -> str:
+    """Return in words why msgspec refuses a value, such as `99 is too large; give at most 9`.
+
+    Args:
+        kind: the type of which the value should be a member.
+    """
+    found = _LIMIT.search(str(error))
+    if found is None:
+        text = str(error).partition(" - at ")[0]
+        problem = not_a_choice(error, kind).partition(": ")[2]
+        return f"{value}: {problem or text[:1].lower() + text[1:]}"
+    if value != value:
+        return f"{value} is not a number"
+    limit = found[2].removesuffix(".0")
+    if "<" in found[1]:
+        return f"{value} is too large; give {'less than' if found[1] == '<' else 'at most'} {limit}"
+    return f"{value} is too small; give {'more than' if found[1] == '>' else 'at least'} {limit}"
+
+
 #: What msgspec reports of a value that is not in an enumeration, and where.
 _NOT_ONE: Final = re.compile(r"Invalid enum value (.*?)(?: - at `\$\.?(.*)`)?", re.DOTALL)
 _STEP: Final = re.compile(r"[^.\[\]]+|\[\.\.\.\]")

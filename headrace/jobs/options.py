@@ -145,3 +145,18 @@ def read_object(text: bytes, what: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reason = str(error)
         raise InvalidRequest(f"{what}: {reason[:1].lower()}{reason[1:]}") from None
+
+
+def check_metadata(metadata: dict[str, Any] | None) -> None:
+    """Check the size of a job's metadata.
+
+    Raises:
+        InvalidRequest: they are too large.
+        TypeError: they are no JSON.
+    """
+    size = 0 if metadata is None else len(msgspec.json.encode(metadata))
+    if size > METADATA_MAX_BYTES:
+        raise InvalidRequest(
+            f"metadata has {size} bytes as JSON, more than {METADATA_MAX_BYTES}",
+            hint="Keep large data elsewhere and its key in metadata.",
+        )

@@ -123,7 +123,9 @@ def _to_json(kind: pa.DataType) -> _Convert:
     if types.is_timestamp(kind) or types.is_date(kind):
         return _unless_null(_iso_8601)
     if types.is_struct(kind):
-        converts = {field.name: one for field in kind if (one := _to_json(field.type)) is not None}
+        converts = {
+            field.name: convert for field in kind if (convert := _to_json(field.type)) is not None
+        }
         if not converts:
             return None
         return _unless_null(
@@ -166,11 +168,11 @@ def _inner_convert(
         return of(kind.value_type)
     if types.is_map(kind):
         key, item = (of(inner) or _same for inner in (kind.key_type, kind.item_type))
-        return _unless_null(lambda value: [pair((key(one[0]), item(one[1]))) for one in value])
+        return _unless_null(lambda value: [pair((key(name), item(inner))) for name, inner in value])
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         convert = of(kind.value_type)
         if convert is not None:
-            return _unless_null(lambda value: [convert(one) for one in value])
+            return _unless_null(lambda value: [convert(inner) for inner in value])
     return None
 
 
@@ -208,15 +210,16 @@ def _ticks(text: str, per_second: int) -> int:
     Python's own parser keeps no nanoseconds. Arrow's takes five times as long for one value. When
     it casts a whole column, it fails on the values of a struct that is null.
     """
-    found = _TIMESTAMP.fullmatch(text)
-    if found is None:
+    parts = _TIMESTAMP.fullmatch(text)
+    if parts is None:
         raise ValueError("not a time in ISO 8601")
     # Python's years end at 9999.
-    cycles, year = divmod(int(found[1]) - 2000, _CYCLE_YEARS)
-    at = datetime.datetime.fromisoformat(f"{year + 2000}{found[2]}{found[4] or '+00:00'}")
-    fraction = int((found[3] or "").ljust(9, "0"))
+    year, rest, fraction, zone = parts.groups()
+    cycles, year_of_cycle = divmod(int(year) - 2000, _CYCLE_YEARS)
+    at = datetime.datetime.fromisoformat(f"{year_of_cycle + 2000}{rest}{zone or '+00:00'}")
+    nanoseconds = int((fraction or "").ljust(9, "0"))
     seconds = (at - _EPOCH) // _SECOND + cycles * _CYCLE_S
-    return seconds * per_second + fraction * per_second // 10**9
+    return seconds * per_second + nanoseconds * per_second // 10**9
 
 
 def _unless_null(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -255,8 +258,8 @@ def columns_of(
     check_twice(schema.names, of)
     names = dict.fromkeys(schema.names)
     inner = {} if wanted is None else _paths(schema)
-    found = input_columns([*names, *inner], wanted, content_type, of)
-    paths = {name: [name] if name in names else inner[name] for name in found.names}
+    chosen = input_columns([*names, *inner], wanted, content_type, of)
+    paths = {name: [name] if name in names else inner[name] for name in chosen.names}
     if key is not None:
         check_column(names, key, of)
     carried: dict[str, pa.DataType] = {field.name: field.type for field in schema}
@@ -266,7 +269,7 @@ def columns_of(
         if rest is not None:
             carried[path[0]] = rest
     carried = {name: carried[name] for name in names if name in carried}
-    return Columns(paths, found.is_object, key, carried)
+    return Columns(paths, chosen.is_object, key, carried)
 
 
 def inputs_of(
@@ -279,7 +282,7 @@ def inputs_of(
         first: the number of the first row, for errors.
     """
     try:
-        found = _values(batch, columns)
+        rows = _values(batch, columns)
     except (pa.ArrowException, ValueError) as error:
         if batch.num_rows > 1:
             # One bad value, such as text that is not UTF-8, must not fail the other rows.
@@ -289,7 +292,7 @@ def inputs_of(
         wrong = InvalidRequest(f"{of}, row {first}: cannot be read: {error_text(error)}")
         yield wrong, "", NOTHING_CARRIED
         return
-    for row, (value, key, carried) in enumerate(found, first):
+    for row, (value, key, carried) in enumerate(rows, first):
         if value is None:
             (column,) = columns.input
             value = InvalidRequest(f"{of}, row {row}, column {column!r}: it is null")
@@ -342,14 +345,14 @@ def _array(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
 
 def _paths(schema: pa.Schema) -> dict[str, list[str]]:
     """Return the paths to the fields of structs, by their names with dots."""
-    found: dict[str, list[str]] = {}
+    paths: dict[str, list[str]] = {}
     for field in schema:
         if types.is_struct(field.type):
             inner = pa.schema(list(field.type))
             below = {name: [name] for name in inner.names}
             for name, path in (*below.items(), *_paths(inner).items()):
-                found.setdefault(f"{field.name}.{name}", [field.name, *path])
-    return found
+                paths.setdefault(f"{field.name}.{name}", [field.name, *path])
+    return paths
 
 
 def _without(kind: pa.DataType, path: list[str]) -> pa.DataType | None:

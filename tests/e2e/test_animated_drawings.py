@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +148,37 @@ def test_torchserves_names_answer_as_the_client_of_animated_drawings_reads(tmp_p
     keypoints = poses[0]["keypoints"]
     assert len(keypoints) == 17
     assert all(0 <= x <= crop.width and 0 <= y <= crop.height for x, y, _ in keypoints)
+
+
+def test_a_bad_file_fails_alone_in_a_batch_of_torchserve(tmp_path: Path) -> None:
+    bodies = 4 * [DRAWINGS[0].read_bytes(), b"no drawing", DRAWINGS[1].read_bytes(), b""]
+    with torchserve_folder(tmp_path / "run") as server:
+        script("archives.py", str(server.store))
+        server.write_config("install_py_dep_per_model=false")
+        server.start("--disable-token-auth", "--enable-model-api")
+        with httpx2.Client(timeout=120) as http, ThreadPoolExecutor(len(bodies)) as pool:
+            for name in ("drawn_humanoid_detector", "drawn_humanoid_pose_estimator"):
+                # While the first ones run, the others gather.
+                registered = http.post(
+                    f"http://127.0.0.1:{server.ports[1]}/models",
+                    params={
+                        "url": f"{name}.mar", "initial_workers": 1, "synchronous": "true",
+                        "batch_size": len(bodies), "max_batch_delay": 1000,
+                    },
+                )  # fmt: skip
+                assert registered.status_code == 200, registered.text
+                url = f"http://127.0.0.1:{server.ports[0]}/predictions/{name}"
+                answers = list(pool.map(lambda body: http.post(url, content=body), bodies))  # noqa: B023
+                assert [answer.status_code for answer in answers] == 4 * [200, 400, 200, 400]
+                assert all(answer.json() for answer in answers[::2])
+                assert all("this is no picture" in answer.text for answer in answers[1::2])
+            log = (server.folder / "logs/model_metrics.log").read_text()
+    calls = re.findall(r"HandlerTime.*requestID:([^ ]*),timestamp", log)
+    batches = [call.split(",") for call in calls]
+    requests = [request for batch in batches for request in batch]
+    # A batch that had to be split would run a request again.
+    assert len(requests) == len(set(requests)) == 2 * len(bodies)
+    assert len(batches) < len(requests)
 
 
 def png(image: Image.Image) -> bytes:

@@ -55,7 +55,7 @@ class Held:
     def use(self, forward: Callable[..., Any]) -> None:
         self.forward = forward
 
-    def samples(self) -> Samples:
+    def samples(self, _: Exportable) -> Samples:
         self.sampled += 1
         calls: list[tuple[Tensor, ...]] = [
             (self.images[n : n + self.most],) for n in range(0, len(self.images), self.most)
@@ -72,7 +72,7 @@ class Held:
         **wanted: Any,
     ) -> Installed:
         site = Site("m", cache, "cpu", self.most, sizes, {"handler": "test"}, self.samples, again)
-        return install(self.exportable(), Optimize(**wanted), site, refused_too=refused_too)
+        return install([self.exportable()], Optimize(**wanted), site, refused_too=refused_too)
 
     def apart(self) -> float:
         """Return the largest difference to the module, relative, over batches of all sizes."""

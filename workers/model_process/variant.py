@@ -33,6 +33,8 @@ logger = logging.getLogger("headrace.model")
 #: The most calibration inputs, and the most bytes of the tensors that are made of them.
 INPUTS_MAX: Final = 512
 TENSORS_MAX_BYTES: Final = 1 << 30
+#: The most inputs that are tried until one makes the verbs call the module.
+TIMED_MAX: Final = 16
 _SAMPLE_ID: Final = "sample"
 _TEXT_SUFFIXES: Final = (".txt", ".md")
 
@@ -62,42 +64,42 @@ def install_variant(
     from handlers.optimize.variants import Site, install
 
     context = executor.context
-    exportable = exportable_of(executor)
     settings = {name: config[name] for name in ("handler", "options", "tensors", "channels_last")}
     site = Site(
         context.model_name, Path(config["optimize_cache"]), context.device, context.max_batch_size,
         tuple(context.allowed_batch_sizes), settings,
-        lambda: samples(executor, exportable, _logged_inputs(executor, config)),
+        lambda exportable: samples(executor, exportable, _logged_inputs(executor, config)),
         again=config.get("again", False),
     )  # fmt: skip
-    installed = install(exportable, wanted, site, refused_too=refused_too)
+    installed = install(exportables_of(executor), wanted, site, refused_too=refused_too)
     _log(wanted, installed, context.model_name)
     return installed
 
 
-def exportable_of(executor: BatchExecutor) -> Exportable:
-    """Return the module that can be optimized.
+def exportables_of(executor: BatchExecutor) -> Sequence[Exportable]:
+    """Return the modules that can be optimized, at least one.
 
     Raises:
         ConfigError: the handler names none.
     """
-    exportable = _offered(executor)
-    if exportable is None:
+    offered = _offered(executor)
+    if not offered:
         raise ConfigError(
             f"model {executor.context.model_name}: its handler has no module to optimize",
             hint="leave `optimize` out, or return an Exportable from the handler's exportable()",
         )
-    return exportable
+    return offered
 
 
 def has_module(executor: BatchExecutor) -> bool:
     """Return whether the handler offers a module that can be optimized."""
-    return _offered(executor) is not None
+    return bool(_offered(executor))
 
 
-def _offered(executor: BatchExecutor) -> Exportable | None:
+def _offered(executor: BatchExecutor) -> Sequence[Exportable]:
     make = getattr(executor.handler, "exportable", None)
-    return make() if make is not None else None
+    offered = make() if make is not None else None
+    return [offered] if isinstance(offered, Exportable) else offered or []
 
 
 def _log(wanted: Optimize, installed: Installed, model: str) -> None:
@@ -222,7 +224,7 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
     context = executor.context
     sizes = context.allowed_batch_sizes or [1, context.max_batch_size]
     calls: list[tuple[Any, ...]] = []
-    good: Input | None = None
+    good: list[Input] = []
     size_max = context.max_batch_size
     for start in range(0, len(inputs), size_max):
         chunk = list(inputs[start : start + size_max])
@@ -233,16 +235,13 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
             if not chunk:
                 continue
             made, results = _calls(executor, exportable, chunk)
-        valid = (item for item, bad in zip(chunk, results, strict=True) if not bad)
-        good = good or next(valid, None)
+        good += [item for item, bad in zip(chunk, results, strict=True) if not bad]
         calls += made
         if sum(tensor.nbytes for args in calls for tensor in args) > TENSORS_MAX_BYTES:
             break
-    timed = {}
-    for size in sorted({min(sizes), max(sizes)}):
-        made, _ = _calls(executor, exportable, [good] * size) if good is not None else ([], [])
-        if len(made) == 1:
-            timed[size] = made[0]
+    # A second stage is not called for an image on which the first one finds nothing.
+    found = (_timed(executor, exportable, item, sizes) for item in good[:TIMED_MAX])
+    timed = next(filter(None, found), {})
     if not timed:
         raise ConfigError(
             f"model {context.model_name}: a batch of its inputs does not call the module of "
@@ -251,6 +250,18 @@ def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[In
             "out",
         )
     return Samples(calls, timed)
+
+
+def _timed(
+    executor: BatchExecutor, exportable: Exportable, item: Input, sizes: Sequence[int]
+) -> dict[int, tuple[Any, ...]]:
+    """Return the arguments of the smallest and of the largest batch of an input."""
+    timed = {}
+    for size in sorted({min(sizes), max(sizes)}):
+        made, _ = _calls(executor, exportable, [item] * size)
+        if len(made) == 1:
+            timed[size] = made[0]
+    return timed
 
 
 def _calls(

@@ -12,7 +12,7 @@ from typer import BadParameter
 from typer.core import TyperArgument, TyperCommand
 from typing_extensions import override
 
-from headrace.config.suggestions import not_a_choice
+from headrace.config.suggestions import value_problem
 from headrace.errors import HeadraceError, InvalidId
 from headrace.jobs.ids import check_id
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from headrace import Client
 
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-#: How msgspec names a limit: `>= 1`.
-_LIMIT: Final = re.compile(r"[Ee]xpected `(?:int|float)` (<=|>=|<|>) (\S+)")
 
 
 class NumbersCommand(TyperCommand):
@@ -42,19 +40,6 @@ def parsed_seconds(text: str) -> int | None:
     """Return the seconds of a duration (`90s`, `15m`, `2h`, `3d`); None for any other text."""
     match = re.fullmatch(r"(\d+)([smhd])", text)
     return None if match is None else int(match[1]) * _UNITS_S[match[2]]
-
-
-def limit_message(value: object, problem: str) -> str:
-    """Return in words what msgspec has found; "" if it is not about a limit."""
-    found = _LIMIT.search(problem)
-    if found is None:
-        return ""
-    if value != value:
-        return f"{value} is not a number"
-    limit = found[2].removesuffix(".0")
-    if "<" in found[1]:
-        return f"{value} is too large; give {'less than' if found[1] == '<' else 'at most'} {limit}"
-    return f"{value} is too small; give {'more than' if found[1] == '>' else 'at least'} {limit}"
 
 
 def _message(error: BadParameter) -> str:
@@ -254,12 +239,8 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
             msgspec.convert({name: value}, JobOptions)
         except msgspec.ValidationError as error:
             flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
-            message = str(error).partition(" - at ")[0]
-            problem = not_a_choice(error, JobOptions).partition(": ")[2]
-            message = f"{value}: {problem or message[:1].lower() + message[1:]}"
-            raise typer.BadParameter(
-                limit_message(value, str(error)) or message, param_hint=flag
-            ) from None
+            message = value_problem(value, error, JobOptions)
+            raise typer.BadParameter(message, param_hint=flag) from None
     return set_options
 
 

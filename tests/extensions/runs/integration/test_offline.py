@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +21,7 @@ from headrace.client import AsyncClient, Client, OfflineRow, RunProgress
 from headrace.errors import ConfigError, Conflict, InvalidRequest, ModelNotFound
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
+from tests.harness.servers.s3 import s3_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
 
@@ -171,14 +172,72 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "unknown option: prioriti; did you mean priority": ([1], {"prioriti": 1}),
     "limit=0 runs no input": ([1], {"limit": 0}),
     "progress=None shows nothing": ([1], {"progress": None}),
+    "in_flight=0 sends no input": ([1], {"in_flight": 0}),
+    "option priority: 99 is too large; give at most 9": ([1], {"priority": 99}),
+    "option timeout: 0 is too small; give more than 0": ([1], {"timeout": 0}),
+    "option result_ttl: 1h: expected `int | null`, got `str`": ([1], {"result_ttl": "1h"}),
+    "metadata has 4106 bytes as JSON": ([1], {"metadata": {"a": "b" * 4098}}),
+    "option metadata: it is no JSON": ([1], {"metadata": {"a": object()}}),
+    "model steps has no version '7'. Its version is 1.0.": ([1], {"version": "7"}),
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_mistake_ends_the_call_and_not_each_row(client: Client, words: str) -> None:
     source, options = REFUSED[words]
-    with pytest.raises((ConfigError, InvalidRequest), match=re.escape(words)):
+    refused = (ConfigError, InvalidRequest, ModelNotFound)
+    with pytest.raises(refused) as caught:
         list(client.offline("steps", source, **options))
+    assert words in caught.value.message_with_hint
+
+
+def test_a_number_that_json_lacks_is_null_as_in_every_submit(client: Client) -> None:
+    given = [{"x": math.nan}, {"x": math.inf}]
+    frames = [pd.DataFrame({"x": [1.5, math.nan]}), pl.DataFrame({"x": [1.5, math.nan]})]
+    assert client.result(client.submit("steps", given[0])) == {"x": None}
+    rows = sorted(client.offline("steps", given), key=lambda row: row.n)
+    assert [row.result for row in rows] == [{"x": None}, {"x": None}]
+    for frame in frames:
+        results = pa.table(client.offline("steps", frame))["result"].to_pylist()
+        assert results == [{"x": 1.5}, {"x": None}]
+    # A missing value of pandas alone is no input, as a null of Parquet is none.
+    found = client.offline("steps", pd.DataFrame({"x": ["a", None]}), input="x")
+    assert list(found["status"]) == ["succeeded", "rejected"]
+    assert "row 1, column 'x': it is null" in found["error"][1]["message"]
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_table_into_a_file(client: Client, tmp_path: Path, kind: str) -> None:
+    frame = FRAMES[kind]({"x": [{"n": n} for n in range(12)], "name": [f"r{n}" for n in range(12)]})
+    sink = tmp_path / "out.parquet"
+    done = client.offline("steps", frame, sink, input="x", key="name")
+    assert (done.succeeded, done.failed) == (12, 0)
+    rows = sorted(done.rows(), key=lambda row: row.n)
+    assert [(row.key, row.result, row.carried) for row in rows[:2]] == [
+        (f"r{n}", {"n": n}, {"name": f"r{n}"}) for n in range(2)
+    ]
+    read = pl.read_parquet(sink).sort("n")
+    assert read["result"].to_list() == [{"n": n} for n in range(12)]
+    assert sorted(pd.read_parquet(sink)["name"]) == sorted(f"r{n}" for n in range(12))
+
+
+def test_from_a_bucket_into_a_bucket(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        monkeypatch.setenv("HEADRACE_SPOOL_DIR", str(tmp_path / "spool"))
+        bucket = server.bucket("offline")
+        for n in range(3):
+            body = json.dumps({"n": n}).encode()
+            server.client.put_object(Bucket=bucket, Key=f"in/{n}.json", Body=body)
+        rows = {row.key: row.result for row in client.offline("steps", f"s3://{bucket}/in")}
+        assert rows == {f"s3://{bucket}/in/{n}.json": {"n": n} for n in range(3)}
+        done = client.offline("steps", f"s3://{bucket}/in", f"s3://{bucket}/out.jsonl")
+        assert (done.succeeded, done.output) == (3, f"s3://{bucket}/out.jsonl")
+        assert {row.key: row.result for row in done.rows()} == rows
+        again = client.offline("steps", f"s3://{bucket}/in", f"s3://{bucket}/out.jsonl")
+        assert (again.before, again.succeeded) == (3, 3)
 
 
 def test_an_input_without_the_column_fails_alone(client: Client) -> None:
@@ -256,6 +315,17 @@ def test_a_source_that_never_ends_holds_no_run(site: Site, tmp_path: Path) -> No
     first, succeeded = asyncio.run(run())
     assert first >= 0
     assert succeeded == 3000
+
+
+def test_without_tqdm_the_error_names_what_to_install(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    with pytest.raises(ConfigError, match="tqdm, which is not installed") as caught:
+        client.offline("steps", [1], tmp_path / "out.jsonl", progress=True)
+    assert "pip install 'headrace[notebook]'" in str(caught.value.hint)
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(client.offline("steps", [1], progress=lambda _: None))) == 1
 
 
 def test_a_bar(client: Client, capsys: pytest.CaptureFixture[str]) -> None:

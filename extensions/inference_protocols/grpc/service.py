@@ -126,7 +126,9 @@ async def _infer(services: Services, request: Request, message: Any, context: An
     )
     try:
         asked = await request_of(message)
+        del message  # its tensors have their own bytes
         validated = job_request(services, call, model, asked)
+        asked.inputs.clear()
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)
         raise

@@ -16,7 +16,6 @@ from api.grpc.calls import answer_each, text_of
 from api.http.messages import Request
 from api.http.problems import internal_error
 from api.routes.admission import admit
-from api.routes.event_stream import take_stream
 from api.services import Services
 from api.submission.job_request import request_trace
 from extensions.inference_protocols.grpc.messages import (
@@ -44,11 +43,7 @@ async def stream_infer(
     services: Services, request: Request, messages: AsyncIterator[tuple[Any, int]], context: Any
 ) -> None:
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
-    take_stream(services, request)
-    try:
-        await answer_each(messages, _Stream(services, request, context).answer)
-    finally:
-        services.stream_limit.leave(request.caller.key_id)
+    await answer_each(messages, _Stream(services, request, context).answer)
 
 
 _Turn = asyncio.Future[None]

@@ -14,6 +14,7 @@ from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined,
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.errors import InvalidRequest
+from headrace.jobs.values.encoding import why_not_json
 
 #: The only signature of a model.
 SIGNATURE: Final = "serving_default"
@@ -45,6 +46,46 @@ def document_of(body: bytes) -> dict[str, Any]:
         )
     check_signature(signature)
     return found
+
+
+class _Texts(msgspec.Struct):
+    """A request to predict whose values stay JSON text."""
+
+    instances: list[msgspec.Raw] = []
+    inputs: msgspec.Raw = msgspec.Raw()
+    signature_name: str = ""
+
+
+_TEXTS: Final = msgspec.json.Decoder(_Texts).decode
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
+    """Return the values of a request for a model without tensors, as the client wrote them.
+
+    They are a list in row form, and one text in column form. No value becomes an object of Python:
+    30 MB of them would take a second, in which no other thread runs.
+
+    Raises:
+        InvalidRequest: as `document_of` and `instances_of`, and for NaN and Infinity.
+    """
+    try:
+        found = _TEXTS(body)
+        check_signature(found.signature_name)
+        if bool(found.instances) != bool(memoryview(found.inputs).nbytes):
+            return found.instances or found.inputs
+    except msgspec.ValidationError:
+        pass
+    except ValueError as error:
+        raise InvalidRequest(f"JSON Parse error: {why_not_json(error, body)}") from None
+    instances_of(document_of(body))
+    raise InvalidRequest("Missing 'inputs' or 'instances' key")
+
+
+def bytes_of_text(text: msgspec.Raw) -> bytes | None:
+    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`."""
+    members = _MEMBERS(text) if bytes(memoryview(text)[:1]) == b"{" else {}
+    return bytes_of(msgspec.json.decode(text)) if members.keys() == {"b64"} else None
 
 
 def check_signature(name: str) -> None:
@@ -238,5 +279,8 @@ def _type(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    found = json.dumps(value)
+    # In parts, as a whole body takes long to write.
+    found, parts = "", json.JSONEncoder().iterencode(value)
+    while len(found) <= _SHOWN_MAX_CHARS and (part := next(parts, "")):
+        found += part
     return found if len(found) <= _SHOWN_MAX_CHARS else f"{found[:_SHOWN_MAX_CHARS]}…"

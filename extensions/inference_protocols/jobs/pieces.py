@@ -124,6 +124,8 @@ def tensors_of(piece: msgspec.Raw, declared: Declaration) -> list[Tensor]:
 
 
 def _tensor(declared: DeclaredTensor, value: Any) -> Tensor:
+    # A value alone is one of a list, as where the pieces are joined.
+    value = value if isinstance(value, list) else [value]
     shape, inner = [], value
     while isinstance(inner, list):
         shape.append(len(inner))

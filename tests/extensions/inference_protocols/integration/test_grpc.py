@@ -103,6 +103,11 @@ def models_of(folder: Path) -> Path:
             "inputs": {"tensors": [number]},
             "outputs": {"tensors": pieces},
         },
+        spelled={
+            "handler": f"{HANDLERS}:Spelled",
+            "inputs": tensors("BYTES", [1], "TEXT"),
+            "outputs": tensors("BYTES", [1], "LETTER"),
+        },
         **{
             f"identity_{kind.lower()}": {
                 "handler": identity,
@@ -479,6 +484,22 @@ def test_a_handler_that_yields_sends_each_piece(client: triton.InferenceServerCl
     config = client.get_model_config("counted").config
     assert config.model_transaction_policy.decoupled
     assert not client.get_model_config("simple").config.model_transaction_policy.decoupled
+
+
+def test_no_text_in_pieces_is_no_output(client: triton.InferenceServerClient) -> None:
+    answers = queue.Queue[Any]()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    found: dict[bytes, list[Any]] = {}
+    for word in (b"ab", b""):
+        client.async_stream_infer("spelled", [given("TEXT", "BYTES", np.array([word], np.object_))])
+        outputs = found.setdefault(word, [])
+        while len(outputs) < max(1, len(word)):
+            result, error = answers.get(timeout=120)
+            assert error is None
+            letter = result.as_numpy("LETTER")
+            outputs.append(letter if letter is None else letter.tolist())
+    client.stop_stream()
+    assert found == {b"ab": [[b"a"], [b"b"]], b"": [None]}
 
 
 def test_a_client_can_want_errors_as_the_end_of_its_stream(

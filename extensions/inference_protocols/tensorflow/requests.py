@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
-from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined, raw_of
+from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, dense, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.errors import InvalidRequest
@@ -157,7 +156,7 @@ def tensors_of_columns(inputs: Any, declared: Declaration) -> list[Tensor]:
     found = []
     for tensor in declared.inputs:
         if tensor.name in inputs:
-            shape, values = _dense(inputs[tensor.name])
+            shape, values = dense(inputs[tensor.name])
             raw = _raw(tensor.datatype, values)
             found.append(Tensor(tensor.name, tensor.datatype, shape, raw))
         elif not tensor.optional:
@@ -223,29 +222,6 @@ def _only(declared: Declaration, what: str) -> str:
     if len(needed) != 1:
         raise InvalidRequest(f"{what} as multiple input tensors required as per tensorinfo_map")
     return needed[0]
-
-
-def _dense(value: Any) -> tuple[list[int], list[Any]]:
-    """Return the shape of nested lists, and their values."""
-    shape: list[int] = []
-    first = value
-    while type(first) is list:
-        shape.append(len(first))
-        first = first[0] if first else None
-    values = [value]
-    for level, size in enumerate(shape):
-        for one in values:
-            found = len(one) if type(one) is list else "no list"
-            if found != size:
-                raise InvalidRequest(
-                    f"Encountered list at unexpected size: {found} at level: {level} expected "
-                    f"size: {size}"
-                )
-        values = list(chain.from_iterable(values))
-    if list in set(map(type, values)):
-        rank = len(shape)
-        raise InvalidRequest(f"Encountered list at unexpected level: {rank} expected < {rank}")
-    return shape, values
 
 
 def _raw(datatype: str, values: list[Any]) -> Raw:

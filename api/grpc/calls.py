@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from api.auth.authenticator import Needs
-from api.grpc.room import MESSAGES_MAX, ROOM
+from api.grpc.room import ROOM
 from api.http.messages import Message, Request
 from api.http.problems import error_headers, internal_error
 from api.routes.admission import admit
+from api.routes.event_stream import take_stream
 from api.services import Services
 from headrace.errors import (
     HeadraceError,
@@ -27,7 +29,8 @@ from headrace.errors import (
 #: By the status that HTTP has for an error; others below 500 are INVALID_ARGUMENT.
 _CODES: Final = {
     401: grpc.StatusCode.UNAUTHENTICATED, 403: grpc.StatusCode.PERMISSION_DENIED,
-    404: grpc.StatusCode.NOT_FOUND, 409: grpc.StatusCode.ABORTED,
+    404: grpc.StatusCode.NOT_FOUND, 408: grpc.StatusCode.DEADLINE_EXCEEDED,
+    409: grpc.StatusCode.ABORTED,
     413: grpc.StatusCode.RESOURCE_EXHAUSTED, 429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     501: grpc.StatusCode.UNIMPLEMENTED, 502: grpc.StatusCode.UNAVAILABLE,
     503: grpc.StatusCode.UNAVAILABLE, 504: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -83,20 +86,25 @@ async def _never() -> Message:
 def handler(
     services: Services, path: str, method: Method, message: Any, *, stream: bool
 ) -> Callable[..., Any]:
-    """Return how grpcio calls a method: with a message as bytes, or with an iterator of them."""
+    """Return how grpcio calls a method. It reads its messages itself, each once there is room."""
 
-    async def answer(raw: Any, context: Any) -> Any:
+    async def answer(_messages: Any, context: Any) -> Any:
         request, failure, size = request_of(path, context), None, 0
         try:
             await admit(services, request, method.needs)
             if stream:
-                given: Any = _each(services, message, raw)
+                take_stream(services, request)
+                try:
+                    messages = _each(services, message, context)
+                    reply = await method.answer(services, request, messages, context)
+                finally:
+                    services.stream_limit.leave(request.caller.key_id)
             else:
-                ROOM.take(len(raw), _most(services))
+                raw = await ROOM.read(partial(_read, context), services.settings)
                 size = len(raw)
-                given = decoded(message, raw)
-                raw = None  # the message has its own bytes
-            reply = await method.answer(services, request, given, context)
+                given, raw = [decoded(message, raw)], b""
+                # Only the method has the message, so that it can let go of it.
+                reply = await method.answer(services, request, given.pop(), context)
         except grpc.aio.AbortError:
             raise  # it has its status
         except HeadraceError as error:
@@ -116,29 +124,33 @@ def handler(
     return answer
 
 
-def _most(services: Services) -> int:
-    """Return how many bytes the messages in progress may have."""
-    return MESSAGES_MAX * services.settings.body_limit_bytes
+async def _read(context: Any) -> bytes:
+    raw = await context.read()
+    if raw is grpc.aio.EOF:
+        raise InvalidRequest("the call has ended without a message")
+    return cast("bytes", raw)
 
 
-async def _each(
-    services: Services, message: Any, raw: AsyncIterator[bytes]
-) -> AsyncGenerator[tuple[Any, int]]:
+async def _each(services: Services, message: Any, context: Any) -> AsyncGenerator[tuple[Any, int]]:
     """Yield the messages of a stream with their sizes, each once there is room for it."""
-    async for one in raw:
-        found = decoded(message, one)
-        await ROOM.wait(len(one), _most(services))
-        yield found, len(one)
+    while (raw := await context.read()) is not grpc.aio.EOF:
+        size, found = len(raw), [decoded(message, raw)]
+        del raw
+        await ROOM.wait(size, services.settings)
+        yield found.pop(), size
 
 
 async def answer_each(
-    messages: AsyncIterator[tuple[Any, int]], answer: Callable[[Any], Coroutine[Any, Any, None]]
+    messages: AsyncIterator[tuple[Any, int]],
+    answer: Callable[[Any], Coroutine[Any, Any, None]],
+    most: int = IN_FLIGHT_MAX,
 ) -> None:
     """Answer the messages of a stream, each in a task, until all are answered.
 
-    Their tasks begin in the order of the messages. The first error of one ends all, and is raised.
+    Their tasks begin in the order of the messages, `most` at a time. The first error of one ends
+    all, and is raised.
     """
-    room = asyncio.Semaphore(IN_FLIGHT_MAX)
+    room = asyncio.Semaphore(most)
 
     def over(size: int) -> Callable[[Any], None]:
         def free(_: Any) -> None:

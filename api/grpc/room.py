@@ -6,13 +6,17 @@ import asyncio
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.config.settings import Settings
+from headrace.errors import ConfigError, HeadraceError, RequestTimeout
 
-#: The messages in progress have at most `body_limit_bytes` times this.
+#: The messages of unary calls in progress have at most `body_limit_bytes` times this.
 MESSAGES_MAX: Final = 16
+Read = Callable[[], Awaitable[bytes]]
 
 
 class MessagesFull(HeadraceError, status=429):
@@ -20,38 +24,80 @@ class MessagesFull(HeadraceError, status=429):
 
 
 class Room:
-    """Counts the bytes of the messages in progress, of all calls of this process."""
+    """Counts the bytes of the messages in progress, of all calls of this process.
+
+    grpcio takes a message from the network only once it is asked for it, and its
+    length is unknown before. So a message counts as the longest one while it comes.
+    """
 
     def __init__(self) -> None:
         self._taken = 0
+        self._reading = set[asyncio.Timeout]()
+        self._line = asyncio.Lock()
         self._freed = asyncio.Event()
 
-    def take(self, size: int, limit: int) -> None:
-        """Count a message.
+    async def read(self, read: Read, settings: Settings) -> bytes:
+        """Read a message as soon as there is room for the longest one, and count it.
 
         Raises:
-            MessagesFull: it would be too much.
+            MessagesFull: those in progress leave no room for it.
+            RequestTimeout: it has not come within `request_timeout_s`, and others wait.
         """
-        if self._taken and self._taken + size > limit:
-            raise MessagesFull(
-                f"the messages in progress have {self._taken} bytes, and this one {size}; at most "
-                f"{limit} are taken at a time",
-                hint="Try again, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES), of which "
-                f"it is {MESSAGES_MAX} times.",
-            )
-        self._taken += size
+        longest = settings.body_limit_bytes
+        self._refuse(longest)
+        async with self._line:
+            while self._no_room(longest, longest):
+                self._refuse(longest)
+                await self._change(settings)
+        timeout = asyncio.timeout(None)
+        self._reading.add(timeout)
+        try:
+            async with timeout:
+                message = await read()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"the message has not come within {settings.request_timeout_s:g} s, and other "
+                "calls wait to send theirs",
+                hint="Send it faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
+            ) from None
+        finally:
+            self._reading.discard(timeout)
+            self._freed.set()
+        self._taken += len(message)
+        return message
 
-    async def wait(self, size: int, limit: int) -> None:
-        """Count a message as soon as there is room for it."""
-        while self._taken and self._taken + size > limit:
-            self._freed.clear()
-            await self._freed.wait()
+    async def wait(self, size: int, settings: Settings) -> None:
+        """Count a message that was read, as soon as there is room for it."""
+        async with self._line:
+            while self._taken and self._no_room(size, settings.body_limit_bytes):
+                await self._change(settings)
         self._taken += size
 
     def free(self, size: int) -> None:
         """Count a message no more."""
         self._taken -= size
         self._freed.set()
+
+    def _no_room(self, size: int, longest: int) -> bool:
+        return self._taken + len(self._reading) * longest + size > MESSAGES_MAX * longest
+
+    def _refuse(self, longest: int) -> None:
+        limit = MESSAGES_MAX * longest
+        if self._taken + longest > limit:
+            raise MessagesFull(
+                f"the messages in progress have {self._taken} bytes of {limit}, so there is no "
+                "room for the longest one",
+                hint="Try again, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES), of which "
+                f"it is {MESSAGES_MAX} times.",
+            )
+
+    async def _change(self, settings: Settings) -> None:
+        """Wait until there may be more room: only now the messages that come have a limit."""
+        for one in self._reading:
+            if one.when() is None:
+                one.reschedule(asyncio.get_running_loop().time() + settings.request_timeout_s)
+        self._freed.clear()
+        await self._freed.wait()
 
 
 ROOM: Final = Room()
@@ -68,7 +114,8 @@ def own_port(place: str, setting: str) -> socket.socket | None:
     """
     if sys.platform != "linux":
         return None
-    every = f"headrace-grpc/{place}/"
+    # Such a name has at most 107 characters, and a host may have more.
+    every = f"headrace-grpc/{blake2b(place.encode(), digest_size=16).hexdigest()}/"
     ours = f"{every}{os.stat('/proc/self/ns/pid').st_ino}-{os.getppid()}/"
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     claim.bind(f"\0{ours}{os.getpid()}")

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from typing_extensions import override
 
-from api.grpc.calls import Method, handler
+from api.auth.authenticator import Open
+from api.grpc.calls import Method, answer_each, handler
 from api.grpc.protos import Protos
 from api.grpc.room import own_port
+from api.http.messages import Request
 from api.services import Part, Services
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
@@ -25,6 +28,10 @@ logger = logging.getLogger(__name__)
 
 #: Seconds for which a stop waits for calls in progress, as that of HTTP does.
 GRACE_S: Final = 4
+_HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
+_REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+#: A server has at most so many calls. Each may fill a window of 64 KiB before its message is read.
+CALLS_MAX: Final = 4096
 #: The methods of one service, by name.
 Methods = Mapping[str, Method]
 
@@ -80,15 +87,20 @@ class GrpcServer:
         """
         settings = self._services.settings
         # grpcio's asyncio has to be created within the loop.
-        self._server = server = grpc.aio.server(options=_options(settings))
-        for name, methods in self._methods.items():
-            server.add_generic_rpc_handlers((self._handlers(name, methods),))
+        self._server = server = grpc.aio.server(
+            options=_options(settings), maximum_concurrent_rpcs=CALLS_MAX
+        )
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in self._methods:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         names = (*self._methods, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, server, self._protos.pool)
+        reflected = reflection.aio.ReflectionServicer(names, self._protos.pool)
+        for service, methods in (
+            *((self._protos.service(name), methods) for name, methods in self._methods.items()),
+            (_HEALTH, _of_health(self._health)),
+            (_REFLECTION, {"ServerReflectionInfo": _of_reflection(reflected)}),
+        ):
+            server.add_generic_rpc_handlers((self._handlers(service, methods),))
         address = str(self._place)
         if settings.api_processes > 1:
             self._claim = own_port(address, self._place.setting)
@@ -125,16 +137,16 @@ class GrpcServer:
         if self._claim is not None:
             self._claim.close()
 
-    def _handlers(self, name: str, methods: Methods) -> Any:
+    def _handlers(self, service: Any, methods: Methods) -> Any:
         """Return the handlers of a service, as a generated module would register them."""
-        found = {}
-        for one in self._protos.service(name).methods:
+        found, name = {}, service.full_name
+        for one in service.methods:
             if one.name not in methods:
                 continue
-            message = self._protos.message(one.input_type.full_name)
-            many = ("unary", "stream")
-            name_of = f"{many[one.client_streaming]}_{many[one.server_streaming]}"
-            kind = getattr(grpc, f"{name_of}_rpc_method_handler")
+            message = GetMessageClass(one.input_type)
+            # For grpcio each method has a stream of messages, as it reads a single one at once.
+            answers = "stream" if one.server_streaming else "unary"
+            kind = getattr(grpc, f"stream_{answers}_rpc_method_handler")
             answer = handler(
                 self._services, f"/{name}/{one.name}", methods[one.name], message,
                 stream=one.client_streaming,
@@ -142,6 +154,32 @@ class GrpcServer:
             # Requests come as bytes, so that `calls` refuses those that are no message.
             found[one.name] = kind(answer, None, _serialize)
         return grpc.method_handlers_generic_handler(name, found)
+
+
+def _of_health(servicer: Any) -> Methods:
+    """Return the methods of the health service, whose messages have the limits of all others."""
+
+    def method(answer: Any) -> Method:
+        async def answered(_s: Services, _r: Request, message: Any, context: Any) -> Any:
+            return await answer(message, context)
+
+        return Method(answered, Open.ALWAYS)
+
+    return {"Check": method(servicer.Check), "Watch": method(servicer.Watch)}
+
+
+def _of_reflection(servicer: Any) -> Method:
+    async def answered(_s: Services, _r: Request, messages: Any, context: Any) -> None:
+        async def each(message: Any) -> None:
+            async def only() -> AsyncIterator[Any]:
+                yield message
+
+            async for found in servicer.ServerReflectionInfo(only(), context):
+                await context.write(found)
+
+        await answer_each(messages, each, most=1)
+
+    return Method(answered, Open.ALWAYS)
 
 
 def _serialize(message: Any) -> bytes:
@@ -153,6 +191,8 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.body_limit_bytes),
         ("grpc.max_send_message_length", -1),
+        # Else a fast connection's windows grow to megabytes, for each call.
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_metadata_size", settings.header_limit_bytes),
         # Processes share the port only if there are several. `own_port` keeps others out.
         ("grpc.so_reuseport", int(settings.api_processes > 1)),

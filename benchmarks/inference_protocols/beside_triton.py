@@ -1,9 +1,9 @@
-"""The same gRPC load on Headrace and on a real Triton, in turn.
+"""A gRPC load on Headrace, and the same on a real Triton, in turn.
 
     python -m benchmarks.inference_protocols.beside_triton --triton localhost:8001
 
-Triton serves the example `simple` with its python backend. A published client sends both calls, and
-then requests on one stream.
+Triton serves the example `simple` with its python backend. Without `--triton` only Headrace is
+measured. A published client sends calls, and then requests on one stream.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def inputs() -> list[Any]:
     return found
 
 
-async def unary(address: str, seconds: float) -> float:
+async def call_rate(address: str, seconds: float) -> float:
     """Return calls a second of so many clients, each with one call at a time."""
     sent, ends = inputs(), time.monotonic() + seconds
 
-    async def one(client: Any) -> int:
+    async def call_in_turn(client: Any) -> int:
         count = 0
         while time.monotonic() < ends:
             await client.infer("simple", sent)
@@ -52,17 +52,17 @@ async def unary(address: str, seconds: float) -> float:
         return count
 
     async with triton.InferenceServerClient(address) as client:
-        return sum(await asyncio.gather(*(one(client) for _ in range(AT_ONCE)))) / seconds
+        return sum(await asyncio.gather(*(call_in_turn(client) for _ in range(AT_ONCE)))) / seconds
 
 
-async def streamed(address: str, seconds: float) -> float:
+async def stream_rate(address: str, seconds: float) -> float:
     """Return responses a second of one stream that has so many requests in progress."""
     sent, ends, count = inputs(), time.monotonic() + seconds, 0
-    room = asyncio.Semaphore(AT_ONCE)
+    in_progress = asyncio.Semaphore(AT_ONCE)
 
     async def requests() -> AsyncIterator[dict[str, Any]]:
         while time.monotonic() < ends:
-            await room.acquire()
+            await in_progress.acquire()
             yield {"model_name": "simple", "inputs": sent}
 
     async with triton.InferenceServerClient(address) as client:
@@ -70,41 +70,44 @@ async def streamed(address: str, seconds: float) -> float:
             if error is not None:
                 raise error
             count += 1
-            room.release()
+            in_progress.release()
     return count / seconds
 
 
-def measure(ours: str, theirs: str, seconds: float, rounds: int) -> dict[str, list[float]]:
+def measure(addresses: list[str], seconds: float, rounds: int) -> dict[str, list[float]]:
     """Return the rates of each way and server, by `unary` or `stream` and the address."""
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     for number in range(-1, rounds):
-        for name, load in (("unary", unary), ("stream", streamed)):
-            for address in (ours, theirs) if number % 2 else (theirs, ours):
-                rate = asyncio.run(load(address, seconds))
+        for name, rate_of in (("unary", call_rate), ("stream", stream_rate)):
+            for address in addresses[:: 1 if number % 2 else -1]:
+                rate = asyncio.run(rate_of(address, seconds))
                 if number >= 0:  # the first round warms up
-                    found.setdefault(f"{name} {address}", []).append(rate)
-    return found
+                    rates.setdefault(f"{name} {address}", []).append(rate)
+    return rates
 
 
 def main() -> None:
     """Measure both, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--triton", required=True, metavar="HOST:PORT", help="gRPC of Triton")
+    parser.add_argument("--triton", metavar="HOST:PORT", help="gRPC of Triton")
     parser.add_argument("--seconds", type=float, default=3, help="length of each load")
     parser.add_argument("--rounds", type=int, default=5, help="rounds")
     arguments = parser.parse_args()
     port = free_port()
     environ = {"HEADRACE_INFERENCE_PROTOCOLS_GRPC_PORT": str(port), "HEADRACE_RESULT_TTL_S": "5"}
-    ours = f"127.0.0.1:{port}"
+    addresses = [f"127.0.0.1:{port}"]
     table = Table(f"gRPC, {AT_ONCE} at once", "Headrace, 1/s", "Triton, 1/s", "ratio")
+    if arguments.triton:
+        addresses.append(arguments.triton)
     with Headrace(events=False, models={"simple": MODEL}, environ=environ):
-        found = measure(ours, arguments.triton, arguments.seconds, arguments.rounds)
+        rates = measure(addresses, arguments.seconds, arguments.rounds)
     for name in ("unary", "stream"):
-        rates = [found[f"{name} {address}"] for address in (ours, arguments.triton)]
-        table.add(
-            name, *(f"{statistics.median(one):.0f}" for one in rates),
-            f"{statistics.median(a / b for a, b in zip(*rates, strict=True)):.2f}",
-        )  # fmt: skip
+        of_servers = [rates[f"{name} {address}"] for address in addresses]
+        cells = [f"{statistics.median(one):.0f}" for one in of_servers]
+        if arguments.triton:
+            ratios = [ours / theirs for ours, theirs in zip(*of_servers, strict=True)]
+            cells.append(f"{statistics.median(ratios):.2f}")
+        table.add(name, *cells, *[""] * (3 - len(cells)))
 
 
 if __name__ == "__main__":

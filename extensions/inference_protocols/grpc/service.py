@@ -31,11 +31,11 @@ from extensions.inference_protocols.models.descriptions import (
     metadata_of,
     server_metadata,
 )
-from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
+from extensions.inference_protocols.models.lookup import all_ready, model_for, ready_model
 from extensions.inference_protocols.models.statistics import statistics_of
 from extensions.inference_protocols.tensors.requests import Unsupported, no_shared_memory
 from headrace.access.api_key import Scope
-from headrace.errors import BrokerError, HeadraceError, InvalidRequest, ModelNotFound
+from headrace.errors import BrokerError, HeadraceError
 
 SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
 
@@ -59,12 +59,8 @@ async def _ready(services: Services, _: Request, _message: Any, _context: Any) -
 
 
 async def _model_ready(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    try:
-        model = await model_for(services, message.name, message.version)
-    except ModelNotFound:
-        return _reply("ModelReady", {"ready": False})
-    statuses = await services.model_statuses.statuses()
-    return _reply("ModelReady", {"ready": is_ready(statuses.get(model.name), model)})
+    found = await ready_model(services, message.name, message.version)
+    return _reply("ModelReady", {"ready": found is not None})
 
 
 async def _server_metadata(services: Services, _: Request, _message: Any, _context: Any) -> Any:
@@ -83,14 +79,8 @@ async def _config(services: Services, _: Request, message: Any, _context: Any) -
 
 
 async def _statistics(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    models = services.catalog.served
-    if message.name:
-        try:
-            models = [await model_for(services, message.name, message.version)]
-        except ModelNotFound:
-            text = f"requested model '{message.name[:256]}' is not available"
-            raise InvalidRequest(text) from None
-    return _reply("ModelStatistics", await statistics_of(services, models))
+    found = await statistics_of(services, message.name, message.version)
+    return _reply("ModelStatistics", found)
 
 
 async def _index(services: Services, _: Request, message: Any, _context: Any) -> Any:
@@ -100,11 +90,7 @@ async def _index(services: Services, _: Request, message: Any, _context: Any) ->
 
 async def _load(services: Services, request: Request, message: Any, _context: Any) -> Any:
     name = _named(message)
-    if message.parameters:
-        raise Unsupported(
-            "a load takes no parameters: register a version at /api/v1/models/{model}/versions"
-        )
-    await repository.load(services, request.caller, name)
+    await repository.load(services, request.caller, name, message.parameters)
     return _reply("RepositoryModelLoad", {"model_name": name, "isLoaded": True})
 
 
@@ -126,7 +112,9 @@ async def _infer(services: Services, request: Request, message: Any, context: An
     )
     try:
         asked = await request_of(message)
+        del message  # its tensors have their own bytes
         validated = job_request(services, call, model, asked)
+        asked.inputs.clear()
     except HeadraceError as error:
         services.counters.refused(model.name, error.code)
         raise

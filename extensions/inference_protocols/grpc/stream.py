@@ -7,7 +7,7 @@ Triton. Pieces come at once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -16,7 +16,6 @@ from api.grpc.calls import answer_each, text_of
 from api.http.messages import Request
 from api.http.problems import internal_error
 from api.routes.admission import admit
-from api.routes.event_stream import take_stream
 from api.services import Services
 from api.submission.job_request import request_trace
 from extensions.inference_protocols.grpc.messages import (
@@ -27,8 +26,11 @@ from extensions.inference_protocols.grpc.messages import (
 )
 from extensions.inference_protocols.jobs.inference import JOB, Call, job_request, outputs_of
 from extensions.inference_protocols.jobs.pieces import run_in_pieces, tensors_of
+from extensions.inference_protocols.models.descriptions import yields
 from extensions.inference_protocols.models.lookup import model_for
+from extensions.inference_protocols.tensors.datatypes import BYTES, joined
 from extensions.inference_protocols.tensors.declarations import declaration_of
+from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.access.api_key import Scope
 from headrace.errors import HeadraceError, drop_tracebacks
 from headrace.jobs.job import Job
@@ -44,13 +46,11 @@ async def stream_infer(
     services: Services, request: Request, messages: AsyncIterator[tuple[Any, int]], context: Any
 ) -> None:
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
-    take_stream(services, request)
-    try:
-        await answer_each(messages, _Stream(services, request, context).answer)
-    finally:
-        services.stream_limit.leave(request.caller.key_id)
+    await answer_each(messages, _Stream(services, request, context).answer)
 
 
+#: An empty value of BYTES: as it is, and as the JSON text of a model without tensors.
+_NO_TEXTS: Final = tuple((BYTES, [1], joined([one])) for one in (b"", b'""'))
 _Turn = asyncio.Future[None]
 
 
@@ -62,6 +62,11 @@ def _chain(before: _Turn, after: _Turn) -> None:
             after.set_result(None)
 
     before.add_done_callback(over)
+
+
+def _is_no_text(outputs: Sequence[Tensor]) -> bool:
+    """Return whether outputs are the whole of no pieces, or one empty text."""
+    return len(outputs) == 1 and outputs[0][1:] in _NO_TEXTS
 
 
 class _Stream:
@@ -120,6 +125,8 @@ class _Stream:
                     continue
                 outputs = await outputs_of(services, one)
                 if not in_pieces:
+                    if _is_no_text(outputs) and await yields(services, model):
+                        outputs = []
                     await asyncio.shield(before)
                     response = write_response(asked, one.model, one.version, outputs)
                     await self._write(response, job_id, final=True)

@@ -17,10 +17,10 @@ from extensions.inference_protocols.models.descriptions import (
     metadata_of,
     server_metadata,
 )
-from extensions.inference_protocols.models.lookup import all_ready, is_ready, model_for
+from extensions.inference_protocols.models.lookup import all_ready, model_for, ready_model
 from extensions.inference_protocols.models.statistics import statistics_of
 from extensions.inference_protocols.tensors.requests import Unsupported, no_shared_memory
-from headrace.errors import BrokerError, InvalidRequest, ModelNotFound
+from headrace.errors import BrokerError, InvalidRequest
 
 _BODY_MAX_BYTES: Final = 256 * 1024
 _NOT_READY: Final = InvalidRequest("Model version not ready")
@@ -56,12 +56,8 @@ async def ready(services: Services, _: Request) -> Reply:
 
 async def model_ready(services: Services, _: Request, model: str, version: str = "") -> Reply:
     """Answer whether a model, or a version of it, is loaded."""
-    try:
-        found = await model_for(services, model, version)
-    except ModelNotFound:
-        return error_reply(_NOT_READY)
-    statuses = await services.model_statuses.statuses()
-    if not is_ready(statuses.get(found.name), found):
+    found = await ready_model(services, model, version)
+    if found is None:
         return error_reply(_NOT_READY)
     return json_reply({"name": found.name, "ready": True})
 
@@ -85,13 +81,7 @@ async def config(services: Services, _: Request, model: str, version: str = "") 
 
 async def statistics(services: Services, _: Request, model: str = "", version: str = "") -> Reply:
     """Return the statistics of a model, or of all models."""
-    if not model:
-        return json_reply(await statistics_of(services, services.catalog.served))
-    try:
-        found = await model_for(services, model, version)
-    except ModelNotFound:
-        raise InvalidRequest(f"requested model '{model[:256]}' is not available") from None
-    return json_reply(await statistics_of(services, [found]))
+    return json_reply(await statistics_of(services, model, version))
 
 
 async def index(services: Services, request: Request) -> Reply:
@@ -104,12 +94,8 @@ async def index(services: Services, request: Request) -> Reply:
 
 async def load(services: Services, request: Request, model: str) -> Reply:
     """Load a model, and wait until it serves."""
-    parameters = (await _document(request)).get("parameters") or {}
-    if parameters:
-        raise Unsupported(
-            "a load takes no parameters: register a version at /api/v1/models/{model}/versions"
-        )
-    await repository.load(services, request.caller, model)
+    parameters = (await _document(request)).get("parameters")
+    await repository.load(services, request.caller, model, parameters)
     return _nothing()
 
 

@@ -54,12 +54,12 @@ async def infer(services: Services, request: Request, model: str, version: str =
             return await accepted(services, job, (*headers, REPLAYED) if replayed else headers)
         job = await run(services, call, validated)
         tensors = await outputs_of(services, job)
-        return _answer(request, asked, job, tensors, headers)
+        return await _answer(request, asked, job, tensors, headers)
     except HeadraceError as error:
         return error_reply(error, headers)
 
 
-def _answer(
+async def _answer(
     request: Request,
     asked: InferRequest,
     job: Job,
@@ -77,7 +77,7 @@ def _answer(
         codings = {one.partition(b";")[0].strip().lower() for one in accepts.split(b",")}
         for coding in ("gzip", "deflate"):
             if coding.encode() in codings:
-                body = compressed(body, coding)
+                body = await parsed(compressed, body, coding)
                 headers = (*headers, (b"content-encoding", coding.encode()))
                 break
     return Reply(200, body, _BINARY if length else b"application/json", headers)

@@ -38,6 +38,8 @@ from headrace.schema.serialization import job_object
 _WINDOWS: Final = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 #: A body of this length takes some 5 ms to read.
 LONG_BYTES: Final = 128 * 1024
+#: A compressed body of zeros becomes a thousand times as long, and zlib writes 1 MB in 1 ms.
+_GROWTH: Final = 32
 Parsed = TypeVar("Parsed")
 #: Statuses of requests that Triton's clients know; any other is 400.
 _KEPT: Final = frozenset({401, 403, 404, 405, 408, 413, 431, 501, 503})
@@ -63,12 +65,16 @@ async def body_of(services: Services, request: Request) -> bytes:
     limit_bytes = services.settings.body_limit_bytes
     body = await read_body(request, limit_bytes)
     coding = request.header(b"content-encoding").strip().lower().decode("latin-1")
-    return body if coding in ("", "identity") else decompressed(body, coding, limit_bytes)
+    if coding in ("", "identity"):
+        return body
+    return await parsed(decompressed, body, coding, limit_bytes, long=LONG_BYTES // _GROWTH)
 
 
-async def parsed(read: Callable[..., Parsed], body: bytes, *more: Any) -> Parsed:
+async def parsed(
+    read: Callable[..., Parsed], body: bytes, *more: Any, long: int = LONG_BYTES
+) -> Parsed:
     """Return what `read` makes of a body; a long one is read in a thread."""
-    if len(body) < LONG_BYTES:
+    if len(body) < long:
         return read(body, *more)
     return await asyncio.to_thread(read, body, *more)
 

@@ -14,7 +14,7 @@ from api.routes.jobs.submission import submit_and_wait
 from api.services import Services
 from api.submission.job_request import ValidatedRequest
 from extensions.inference_protocols.jobs.inference import cancel, never, server_stops, too_late
-from extensions.inference_protocols.tensors.datatypes import BYTES, flat, joined, raw_of
+from extensions.inference_protocols.tensors.datatypes import BYTES, dense, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import OUTPUT, Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.config.inputs.tensors import DeclaredTensor
@@ -124,15 +124,9 @@ def tensors_of(piece: msgspec.Raw, declared: Declaration) -> list[Tensor]:
 
 
 def _tensor(declared: DeclaredTensor, value: Any) -> Tensor:
-    shape, inner = [], value
-    while isinstance(inner, list):
-        shape.append(len(inner))
-        inner = inner[0] if inner else None
     try:
-        values = flat(value)
-        data = raw_of(declared.datatype, values)
+        # A value alone is one of a list, as where the pieces are joined.
+        shape, values = dense(value if isinstance(value, list) else [value])
+        return Tensor(declared.name, declared.datatype, shape, raw_of(declared.datatype, values))
     except InvalidRequest as error:
         raise HandlerError(f"a piece has no output {declared.name}: {error.message}") from None
-    if len(values) != math.prod(shape):
-        raise HandlerError(f"a piece has lists of several lengths in the output {declared.name}")
-    return Tensor(declared.name, declared.datatype, shape, data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -49,15 +48,8 @@ def _shapes(tensors: Sequence[DeclaredTensor]) -> list[Document]:
 
 
 async def config_of(services: Services, model: ModelConfig) -> Document:
-    """Return the configuration of a model, as Triton's clients read it.
-
-    It is decoupled if the handler yields, by the report of a worker.
-    """
+    """Return the configuration of a model, as Triton's clients read it."""
     declared = declaration_of(model)
-    yields = False
-    with contextlib.suppress(BrokerError):
-        status = (await services.model_statuses.statuses()).get(model.name)
-        yields = status is not None and any(one.state.yields for one in status.workers)
     config: Document = {
         "name": model.name,
         "platform": "",
@@ -76,7 +68,7 @@ async def config_of(services: Services, model: ModelConfig) -> Document:
                 "count": max(1, model.replicas),
             }
         ],
-        "model_transaction_policy": {"decoupled": yields},
+        "model_transaction_policy": {"decoupled": await yields(services, model)},
         "parameters": {},
     }
     if declared.rows_max:
@@ -85,6 +77,15 @@ async def config_of(services: Services, model: ModelConfig) -> Document:
             "max_queue_delay_microseconds": int(model.max_batch_delay_ms * _US_PER_MS),
         }
     return config
+
+
+async def yields(services: Services, model: ModelConfig) -> bool:
+    """Return whether the handler of a model yields, by the report of a worker."""
+    try:
+        status = (await services.model_statuses.statuses()).get(model.name)
+    except BrokerError:
+        return False
+    return status is not None and any(one.state.yields for one in status.workers)
 
 
 def _dims(declared: Declaration, tensors: Sequence[DeclaredTensor]) -> list[Document]:

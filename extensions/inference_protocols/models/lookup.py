@@ -54,6 +54,20 @@ async def all_ready(services: Services) -> bool:
     )
 
 
+async def ready_model(services: Services, name: str, version: str = "") -> ModelConfig | None:
+    """Return a model, or a version of it, if it is ready, and else None.
+
+    Raises:
+        BrokerError: Redis does not answer.
+    """
+    try:
+        model = await model_for(services, name, version)
+    except ModelNotFound:
+        return None
+    status = (await services.model_statuses.statuses()).get(model.name)
+    return model if is_ready(status, model) else None
+
+
 def is_ready(status: ModelStatus | None, model: ModelConfig) -> bool:
     """Return whether a model serves, or is loaded at its first job."""
     if status is None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from api.components.model_registry import ChangeState, ModelRegistry
 from api.services import Services
 from extensions.inference_protocols.models.lookup import is_ready, is_unloaded
+from extensions.inference_protocols.tensors.requests import Unsupported
 from headrace.access.api_key import Caller
 from headrace.errors import InvalidRequest, ModelNotFound, ModelNotLoaded, last_line
 from headrace.observability.worker_report import WorkerReport
@@ -42,13 +43,18 @@ async def index_of(services: Services, *, ready: bool = False) -> list[dict[str,
     return found
 
 
-async def load(services: Services, caller: Caller, name: str) -> None:
+async def load(services: Services, caller: Caller, name: str, parameters: Any) -> None:
     """Load a model, or load it again, and wait until the workers serve it.
 
     Raises:
+        Unsupported: it has parameters.
         ModelNotFound: it is not registered.
         ModelNotLoaded: no worker has loaded it within `max_wait_s`.
     """
+    if parameters:
+        raise Unsupported(
+            "a load takes no parameters: register a version at /api/v1/models/{model}/versions"
+        )
     registry = _registry_of(services)
 
     def make(present: Registry) -> list[Change]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from api.services import Services
+from extensions.inference_protocols.models.lookup import model_for
 from headrace.config.model.catalog import ModelConfig
+from headrace.errors import InvalidRequest, ModelNotFound
 from headrace.observability.worker_report import (
     BATCH_SIZE,
     DEVICE_WAIT_S,
@@ -27,12 +29,19 @@ _FIELDS: Final = (*map(field_of, _HISTOGRAMS), *_COUNTERS)
 _NS: Final = 1_000_000_000
 
 
-async def statistics_of(services: Services, models: Sequence[ModelConfig]) -> dict[str, Any]:
-    """Return the statistics of models; they are up to a second old.
+async def statistics_of(services: Services, name: str = "", version: str = "") -> dict[str, Any]:
+    """Return the statistics of a model, or of all; they are up to a second old.
 
     Raises:
+        InvalidRequest: the model is unknown.
         BrokerError: Redis does not answer.
     """
+    models: Sequence[ModelConfig] = services.catalog.served
+    if name:
+        try:
+            models = [await model_for(services, name, version)]
+        except ModelNotFound:
+            raise InvalidRequest(f"requested model '{name[:256]}' is not available") from None
     rows = await services.queue.read_all(
         [("HMGET", keys.stats(model.name), *_FIELDS) for model in models]
     )

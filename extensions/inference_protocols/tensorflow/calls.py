@@ -7,9 +7,10 @@ instance, whose input the instance is, as KServe's clients expect.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, TypeVar
+
+import msgspec
 
 from api.http.messages import JSON, NO_STORE, HangUp, Header, Reply, Request
 from api.routes.jobs.submission import AcceptedJob
@@ -91,13 +92,9 @@ async def call(services: Services, request: Request, model: str, version: str = 
     found = await (served(services, model, name) if version else served(services, name))
     declared = declaration_of(found)
 
-    def read(body: bytes) -> tuple[list[Any] | None, list[InferRequest]]:
-        document = requests.document_of(body)
-        rows = requests.instances_of(document) if verb == PREDICT else None
-        return rows, requests_of(document, rows, declared, verb)
-
     try:
-        rows, asked = await parsed(read, await body_of(services, request))
+        body = await body_of(services, request)
+        rows, asked = await parsed(_read, body, declared, verb)
         jobs = [
             job_request(services, call_of(request, at), found, one) for at, one in enumerate(asked)
         ]
@@ -117,6 +114,20 @@ async def call(services: Services, request: Request, model: str, version: str = 
         return answers.error_reply(error, headers)
 
 
+def _read(
+    body: bytes, declared: Declaration, verb: str
+) -> tuple[Sequence[Any] | None, list[InferRequest]]:
+    """Return the rows of a body, None for column form, and its requests."""
+    if declared.native and verb == PREDICT:
+        texts = requests.texts_of(body)
+        if isinstance(texts, list):
+            return texts, natives_of(texts)
+        return None, natives_of([texts])
+    document = requests.document_of(body)
+    rows = requests.instances_of(document) if verb == PREDICT else None
+    return rows, requests_of(document, rows, declared, verb)
+
+
 def ids_of(jobs: Sequence[ValidatedRequest]) -> str:
     """Return the ids of jobs, as answers show them."""
     return ", ".join(one.identity.job_id for one in jobs[:IDS_MAX])
@@ -130,18 +141,15 @@ def requests_of(
     Raises:
         InvalidRequest: it does not fit the model.
     """
-    if not declared.native:
-        if verb != PREDICT:
-            tensors = requests.tensors_of_examples(document, declared)
-        elif rows is None:
-            tensors = requests.tensors_of_columns(document["inputs"], declared)
-        else:
-            tensors = requests.tensors_of_rows(rows, declared)
-        return [InferRequest(tensors)]
-    if verb != PREDICT:
+    if declared.native:
         raise InvalidRequest(f"Model '{declared.model}' declares no tensors, so it cannot {verb}")
-    check_count("instances", len(rows or ()))
-    return [_native(one) for one in ([document["inputs"]] if rows is None else rows)]
+    if verb != PREDICT:
+        tensors = requests.tensors_of_examples(document, declared)
+    elif rows is None:
+        tensors = requests.tensors_of_columns(document["inputs"], declared)
+    else:
+        tensors = requests.tensors_of_rows(rows, declared)
+    return [InferRequest(tensors)]
 
 
 def check_count(name: str, count: int) -> None:
@@ -152,19 +160,18 @@ def check_count(name: str, count: int) -> None:
         )
 
 
-def _native(value: Any) -> InferRequest:
-    """Return the request of one value for a model without tensors."""
-    found = requests.bytes_of(value)
-    if found is not None:
-        return of_value(found, INPUT.name)
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        raise InvalidRequest(
-            "The input of a model without tensors is JSON, which has no NaN, no Infinity and no "
-            "lone surrogates. Declare its inputs to send them"
-        ) from None
-    return of_value(text, INPUT.name, parameters={"content_type": JSON_TYPE})
+def natives_of(texts: Sequence[msgspec.Raw]) -> list[InferRequest]:
+    """Return the requests of values for a model without tensors, one for each job."""
+    check_count("instances", len(texts))
+    found = []
+    for text in texts:
+        raw = requests.bytes_of_text(text)
+        if raw is not None:
+            found.append(of_value(raw, INPUT.name))
+        else:
+            json_type = {"content_type": JSON_TYPE}
+            found.append(of_value(bytes(text), INPUT.name, parameters=json_type))
+    return found
 
 
 async def _left(

@@ -56,7 +56,7 @@ def tensors_of(messages: Mapping[str, Any], limit_bytes: int) -> list[Tensor]:
     return tensors
 
 
-def _tensor(name: str, message: Any, left_bytes: int) -> Tensor:
+def _tensor(name: str, message: Any, limit_bytes: int) -> Tensor:
     shown = name[:SHOWN_CHARS]
     datatype, shape = _DATATYPES.get(message.dtype), [one.size for one in message.tensor_shape.dim]
     if datatype is None:
@@ -68,7 +68,10 @@ def _tensor(name: str, message: Any, left_bytes: int) -> Tensor:
         if datatype == BYTES:
             raise InvalidRequest(f"input '{shown}' has tensor_content. Send it as string_val")
         return Tensor(name, datatype, shape, message.tensor_content)
-    values, count = getattr(message, _FIELDS.get(datatype, "int_val")), size // _length(datatype)
+    values, count = (
+        getattr(message, _FIELDS.get(datatype, "int_val")),
+        size // _least_bytes(datatype),
+    )
     if len(values) > count:
         raise InvalidRequest(f"input '{shown}' has {len(values)} values, its shape {count}")
     if datatype == BYTES and count > BYTES_VALUES_MAX:
@@ -76,19 +79,19 @@ def _tensor(name: str, message: Any, left_bytes: int) -> Tensor:
             f"input '{shown}' has {count} values, and a tensor of BYTES at most {BYTES_VALUES_MAX}"
         )
     # Refused before anything of its size is made.
-    if count * _length(datatype) > left_bytes:
+    if count * _least_bytes(datatype) > limit_bytes:
         raise _too_large(shown)
-    raw, missing = _raw(datatype, list(values)), count - len(values)
+    sent, missing = _raw_values(datatype, list(values)), count - len(values)
     if not missing:
-        return Tensor(name, datatype, shape, raw)
+        return Tensor(name, datatype, shape, sent)
     # Without a value it is zero, or the length of no bytes.
-    last = _raw(datatype, [values[-1]]) if values else bytes(SIZES[datatype] or 4)
-    if len(raw) + missing * len(last) > left_bytes:
+    filler = _raw_values(datatype, [values[-1]]) if values else bytes(SIZES[datatype] or 4)
+    if len(sent) + missing * len(filler) > limit_bytes:
         raise _too_large(shown)
-    return Tensor(name, datatype, shape, bytes(raw) + bytes(last) * missing)
+    return Tensor(name, datatype, shape, bytes(sent) + bytes(filler) * missing)
 
 
-def _length(datatype: str) -> int:
+def _least_bytes(datatype: str) -> int:
     """Return the least bytes of a value."""
     return SIZES[datatype] or 1
 
@@ -100,7 +103,7 @@ def _too_large(name: str) -> PayloadTooLarge:
     )
 
 
-def _raw(datatype: str, values: list[Any]) -> Raw:
+def _raw_values(datatype: str, values: list[Any]) -> Raw:
     if datatype == BYTES:
         return joined(values)
     if datatype not in _HALVES:

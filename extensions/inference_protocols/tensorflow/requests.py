@@ -5,15 +5,15 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
-from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, joined, raw_of
+from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, dense, joined, raw_of
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from headrace.errors import InvalidRequest
+from headrace.jobs.values.encoding import why_not_json
 
 #: The only signature of a model.
 SIGNATURE: Final = "serving_default"
@@ -45,6 +45,46 @@ def document_of(body: bytes) -> dict[str, Any]:
         )
     check_signature(signature)
     return found
+
+
+class _Texts(msgspec.Struct):
+    """A request to predict whose values stay JSON text."""
+
+    instances: list[msgspec.Raw] = []
+    inputs: msgspec.Raw = msgspec.Raw()
+    signature_name: str = ""
+
+
+_TEXTS: Final = msgspec.json.Decoder(_Texts).decode
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
+    """Return the values of a request for a model without tensors, as the client wrote them.
+
+    They are a list in row form, and one text in column form. No value becomes an object of Python:
+    30 MB of them would take a second, in which no other thread runs.
+
+    Raises:
+        InvalidRequest: as `document_of` and `instances_of`, and for NaN and Infinity.
+    """
+    try:
+        found = _TEXTS(body)
+        check_signature(found.signature_name)
+        if bool(found.instances) != bool(memoryview(found.inputs).nbytes):
+            return found.instances or found.inputs
+    except msgspec.ValidationError:
+        pass
+    except ValueError as error:
+        raise InvalidRequest(f"JSON Parse error: {why_not_json(error, body)}") from None
+    instances_of(document_of(body))
+    raise InvalidRequest("Missing 'inputs' or 'instances' key")
+
+
+def bytes_of_text(text: msgspec.Raw) -> bytes | None:
+    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`."""
+    members = _MEMBERS(text) if bytes(memoryview(text)[:1]) == b"{" else {}
+    return bytes_of(msgspec.json.decode(text)) if members.keys() == {"b64"} else None
 
 
 def check_signature(name: str) -> None:
@@ -116,7 +156,7 @@ def tensors_of_columns(inputs: Any, declared: Declaration) -> list[Tensor]:
     found = []
     for tensor in declared.inputs:
         if tensor.name in inputs:
-            shape, values = _dense(inputs[tensor.name])
+            shape, values = dense(inputs[tensor.name])
             raw = _raw(tensor.datatype, values)
             found.append(Tensor(tensor.name, tensor.datatype, shape, raw))
         elif not tensor.optional:
@@ -184,29 +224,6 @@ def _only(declared: Declaration, what: str) -> str:
     return needed[0]
 
 
-def _dense(value: Any) -> tuple[list[int], list[Any]]:
-    """Return the shape of nested lists, and their values."""
-    shape: list[int] = []
-    first = value
-    while type(first) is list:
-        shape.append(len(first))
-        first = first[0] if first else None
-    values = [value]
-    for level, size in enumerate(shape):
-        for one in values:
-            found = len(one) if type(one) is list else "no list"
-            if found != size:
-                raise InvalidRequest(
-                    f"Encountered list at unexpected size: {found} at level: {level} expected "
-                    f"size: {size}"
-                )
-        values = list(chain.from_iterable(values))
-    if list in set(map(type, values)):
-        rank = len(shape)
-        raise InvalidRequest(f"Encountered list at unexpected level: {rank} expected < {rank}")
-    return shape, values
-
-
 def _raw(datatype: str, values: list[Any]) -> Raw:
     of_bytes = datatype == BYTES
     wrong = (AttributeError, UnicodeEncodeError) if of_bytes else (InvalidRequest,)
@@ -238,5 +255,8 @@ def _type(value: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    found = json.dumps(value)
+    # In parts, as a whole body takes long to write.
+    found, parts = "", json.JSONEncoder().iterencode(value)
+    while len(found) <= _SHOWN_MAX_CHARS and (part := next(parts, "")):
+        found += part
     return found if len(found) <= _SHOWN_MAX_CHARS else f"{found[:_SHOWN_MAX_CHARS]}…"

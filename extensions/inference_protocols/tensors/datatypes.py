@@ -92,6 +92,33 @@ def flat(data: Any) -> list[Any]:
     return values
 
 
+def dense(value: Any) -> tuple[list[int], list[Any]]:
+    """Return the shape of nested lists, and their values; errors have TensorFlow's texts.
+
+    Raises:
+        InvalidRequest: lists of a level have several lengths, or are mixed with values.
+    """
+    shape: list[int] = []
+    first = value
+    while type(first) is list:
+        shape.append(len(first))
+        first = first[0] if first else None
+    values = [value]
+    for level, size in enumerate(shape):
+        for one in values:
+            found = len(one) if type(one) is list else "no list"
+            if found != size:
+                raise InvalidRequest(
+                    f"Encountered list at unexpected size: {found} at level: {level} expected "
+                    f"size: {size}"
+                )
+        values = list(chain.from_iterable(values))
+    if list in set(map(type, values)):
+        rank = len(shape)
+        raise InvalidRequest(f"Encountered list at unexpected level: {rank} expected < {rank}")
+    return shape, values
+
+
 _TOO_DEEP: Final = (
     f"failed to parse the request JSON buffer: JSON nesting depth exceeds maximum allowed limit "
     f"({DEPTH_MAX})"

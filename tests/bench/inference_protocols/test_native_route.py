@@ -17,5 +17,5 @@ def test_a_pair_of_each_size_and_each_way_over_grpc_are_measured() -> None:
             ((native, ours),) = measure(running, values, 0.2, 1)
             assert min(native.load.rate, ours.load.rate) > 0
         address = f"127.0.0.1:{port}"
-        for rates in beside_triton.measure(address, address, 0.2, 1).values():
+        for rates in beside_triton.measure([address], 0.2, 1).values():
             assert min(rates) > 0

@@ -34,6 +34,15 @@ class Counted(Handler):
             ]
 
 
+class Spelled(Handler):
+    """Yields the letters of each item's `TEXT`."""
+
+    def inference(self, items: Any) -> Any:
+        texts = [one["TEXT"][0].decode() for one in items]
+        for n in range(max(map(len, texts))):
+            yield [text[n] if n < len(text) else None for text in texts]
+
+
 class Identity(Handler):
     """Every input is the output of its name, in the same place of memory."""
 

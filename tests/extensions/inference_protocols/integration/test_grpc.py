@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
+from api.grpc.room import own_port
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
 from headrace.server.ports import free_port
@@ -100,6 +102,11 @@ def models_of(folder: Path) -> Path:
             "handler": f"{HANDLERS}:Counted",
             "inputs": {"tensors": [number]},
             "outputs": {"tensors": pieces},
+        },
+        spelled={
+            "handler": f"{HANDLERS}:Spelled",
+            "inputs": tensors("BYTES", [1], "TEXT"),
+            "outputs": tensors("BYTES", [1], "LETTER"),
         },
         **{
             f"identity_{kind.lower()}": {
@@ -326,7 +333,42 @@ def test_the_messages_in_progress_have_a_limit(site: Site) -> None:
         ]).as_numpy("OUTPUT0")[0, 0] == bytes(1_000_000)  # fmt: skip
 
 
-def test_a_request_of_a_stream_waits_at_most_so_long(site: Site, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [(f"{SERVICE}/ModelInfer", "RESOURCE_EXHAUSTED"), ("grpc.health.v1.Health/Check", "OK")],
+)
+def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, code: str) -> None:
+    """Most of them wait in their clients: a server that took all would hold 300 MiB."""
+    request = service_pb2.ModelInferRequest(model_name="waiting")
+    request.inputs.add(name="data", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append((1_000_000).to_bytes(4, "little") + bytes(1_000_000))
+    message = request.SerializeToString()
+    if code == "OK":
+        message = b"\x7a\xc0\x84\x3d" + bytes(1_000_000)  # a field that no message has
+    process = Path(f"/proc/{site.process.pid}")
+    (process / "clear_refs").write_text("5")  # the peak is that from now on
+
+    def memory(name: str) -> int:
+        text = (process / "status").read_text()
+        (found,) = (row.split()[1] for row in text.splitlines() if row.startswith(f"{name}:"))
+        return int(found) * 1024
+
+    before, found = memory("VmRSS"), queue.Queue[Any]()
+    with grpc.insecure_channel(site.address) as channel:
+        calls = [channel.unary_unary(f"/{path}").future(message) for _ in range(300)]
+        for call in calls:
+            call.add_done_callback(found.put)
+        ended = [found.get(timeout=120) for _ in range(284)]
+        for call in calls:
+            call.cancel()
+    assert {one.code().name for one in ended} == {code}
+    # Three copies of what may be in progress, a window of each call, and what else a call takes.
+    assert memory("VmHWM") - before < 3 * 16 * 2**20 + 300 * 2**16 + 2**24
+    wait_until(lambda: not site.jobs("waiting", "queued"), "their jobs are cancelled")
+
+
+def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
+    """A request of a stream after `max_wait_s`; a message on its way, if others wait for room."""
     port, answers = free_port(), queue.Queue[Any]()
     with (
         api_process(
@@ -334,14 +376,33 @@ def test_a_request_of_a_stream_waits_at_most_so_long(site: Site, tmp_path: Path)
             site.models,
             inference_protocols_grpc_port=str(port),
             max_wait_s="0.2",
+            request_timeout_s="1",
             state_dir=str(tmp_path / "state"),
         ),
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
         client.start_stream(lambda result, error: answers.put(error))
         client.async_stream_infer("waiting", text())
         assert "did not end within max_wait_s, 0.2 s" in answers.get(timeout=120).message()
         client.stop_stream()
+        never = threading.Event()
+
+        def nothing() -> Iterator[bytes]:
+            never.wait()
+            yield from ()
+
+        infer = channel.stream_unary(f"/{SERVICE}/ModelInfer")
+        silent = [infer.future(nothing()) for _ in range(16)]
+        try:
+            wait_until(
+                lambda: client.is_server_live() and all(one.done() for one in silent),
+                "other calls make the silent ones end",
+            )
+        finally:
+            never.set()
+        assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
+        assert "the message has not come within 1 s" in silent[0].details()
     assert not site.jobs("waiting", "queued")
 
 
@@ -366,6 +427,12 @@ def test_another_deployment_cannot_share_the_port(site: Site, tmp_path: Path) ->
         )  # fmt: skip
     assert done.returncode != 0
     assert f"127.0.0.1:{port} is served by another deployment" in done.stdout + done.stderr
+
+
+def test_the_name_of_a_port_may_be_long() -> None:
+    claim = own_port(f"{'h' * 253}:8001", "grpc_port")
+    assert claim is not None
+    claim.close()
 
 
 def test_a_stream_has_many_requests_and_outlives_their_errors(
@@ -417,6 +484,22 @@ def test_a_handler_that_yields_sends_each_piece(client: triton.InferenceServerCl
     config = client.get_model_config("counted").config
     assert config.model_transaction_policy.decoupled
     assert not client.get_model_config("simple").config.model_transaction_policy.decoupled
+
+
+def test_no_text_in_pieces_is_no_output(client: triton.InferenceServerClient) -> None:
+    answers = queue.Queue[Any]()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    found: dict[bytes, list[Any]] = {}
+    for word in (b"ab", b""):
+        client.async_stream_infer("spelled", [given("TEXT", "BYTES", np.array([word], np.object_))])
+        outputs = found.setdefault(word, [])
+        while len(outputs) < max(1, len(word)):
+            result, error = answers.get(timeout=120)
+            assert error is None
+            letter = result.as_numpy("LETTER")
+            outputs.append(letter if letter is None else letter.tolist())
+    client.stop_stream()
+    assert found == {b"ab": [[b"a"], [b"b"]], b"": [None]}
 
 
 def test_a_client_can_want_errors_as_the_end_of_its_stream(

@@ -127,7 +127,7 @@ def test_an_answer_has_the_form_of_its_request(
          "Example must be JSON object but got JSON Number"),
         ("mixed:regress", {"examples": [{"a": [1, 2], "b": "x"}]}, 400, "The model has not one"),
         ("echo:regress", {"examples": [{}]}, 400, "Model 'echo' declares no tensors"),
-        ("echo:predict", {"instances": [float("nan")]}, 400, "The input of a model without"),
+        ("echo:predict", {"instances": [float("nan")]}, 400, "JSON Parse error: it has NaN"),
         ("echo:predict", {"instances": [1] * 1001}, 400, "'instances' has 1001 values"),
     ],
 )  # fmt: skip

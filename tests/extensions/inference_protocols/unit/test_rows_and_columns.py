@@ -15,7 +15,7 @@ from extensions.inference_protocols.tensorflow import answers, calls, requests
 from extensions.inference_protocols.tensors.datatypes import joined
 from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
-from extensions.inference_protocols.tensors.requests import check
+from extensions.inference_protocols.tensors.requests import check, element_of
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import HeadraceError
 
@@ -52,14 +52,24 @@ def test_any_json_is_a_request_that_fits_or_is_refused(
 ) -> None:
     verb = "classify" if keys == "examples" else "predict"
     try:
-        document = requests.document_of(json.dumps({keys: value}).encode())
+        body = json.dumps({keys: value}).encode()
+        if declared.native and verb == "predict":
+            texts = requests.texts_of(body)
+            found = calls.natives_of(texts if isinstance(texts, list) else [texts])
+            values = value if keys == "instances" else [value]
+            for one, value in zip(found, values, strict=True):
+                check(one, declared)
+                given, encoded = element_of(one)[0], requests.bytes_of(value)
+                assert json.loads(given) == value if encoded is None else given == encoded
+            return
+        document = requests.document_of(body)
         rows = requests.instances_of(document) if verb == "predict" else None
         found = calls.requests_of(document, rows, declared, verb)
         counts = [check(request, declared) for request in found]
     except HeadraceError:
         return
     if rows is not None:
-        assert counts == ([1] * len(rows) if declared.native else [len(rows)])
+        assert counts == [len(rows)]
 
 
 @given(values=st.lists(st.floats(width=32), min_size=1))

@@ -165,8 +165,7 @@ class CallParser:
                 at += 1
             else:
                 at = self._read_text(text, at)
-        begun = self._arguments is not None or self._opened or self._held.strip()
-        self.complete = self.count > 0 and not begun
+        self.complete = self.count > 0 and not self._is_cut()
         if last:
             self._say(self._mark + self._held)
             self._held = self._mark = ""
@@ -248,6 +247,12 @@ class CallParser:
         if not complete:
             self._arguments = _ObjectEnd()
             self._arguments.find(found.arguments)
+
+    def _is_cut(self) -> bool:
+        """Return whether a call that counts has begun and is not whole."""
+        if self._arguments is not None:
+            return self._counts(self.count - 1)
+        return self._counts(self.count) and (self._opened or bool(self._held.strip()))
 
     def _counts(self, index: int) -> bool:
         return self._most is None or index < self._most

@@ -34,7 +34,6 @@ from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
 from handlers.generation.penalties import Penalized, penalized
 from handlers.generation.prompt_scores import PromptScores
 from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
-from headrace.errors import InputError
 from headrace.generator import Budget
 
 # It logs at level INFO what it chose for each model.
@@ -350,7 +349,7 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
             if row.running is not None and (mask := row.running.prompt.mask) is not None:
                 try:
                     row.bits = mask.bits()
-                except InputError as error:
+                except Exception as error:  # noqa: BLE001 - it ends this answer alone
                     row.running.error = error
         try:
             return _sampled(scores, self._rows)

@@ -117,13 +117,16 @@ class CallParser:
     Args:
         names: those of the tools.
         most: how many calls count; None for all.
+        only: the answer has calls alone. The beginning of a call is left out then, and is no text.
 
     Attributes:
         count: how many calls have begun.
-        complete: calls have come, and each of them is whole.
+        complete: calls have come, each of them is whole, and no other one has begun.
     """
 
-    def __init__(self, form: CallFormat, names: Set[str], most: int | None = None) -> None:
+    def __init__(
+        self, form: CallFormat, names: Set[str], most: int | None = None, *, only: bool = False
+    ) -> None:
         self._form = form
         self._names = names
         mark = re.escape(form.mark)
@@ -131,6 +134,7 @@ class CallParser:
         self._at_beginning = re.compile(rf"{mark}|\A\s*(?=\{{)")
         self._after_calls = re.compile(rf"{mark}|(?=\{{)")
         self._most = most
+        self._only = only
         self.count = 0
         self.complete = False
         # What may still become a call; for a text, a part of its mark or white space before it.
@@ -161,7 +165,7 @@ class CallParser:
                 at += 1
             else:
                 at = self._read_text(text, at)
-        self.complete = self.count > 0 and self._arguments is None
+        self.complete = self.count > 0 and not self._is_cut()
         if last:
             self._say(self._mark + self._held)
             self._held = self._mark = ""
@@ -244,6 +248,12 @@ class CallParser:
             self._arguments = _ObjectEnd()
             self._arguments.find(found.arguments)
 
+    def _is_cut(self) -> bool:
+        """Return whether a call that counts has begun and is not whole."""
+        if self._arguments is not None:
+            return self._counts(self.count - 1)
+        return self._counts(self.count) and (self._opened or bool(self._held.strip()))
+
     def _counts(self, index: int) -> bool:
         return self._most is None or index < self._most
 
@@ -269,7 +279,7 @@ class CallParser:
     def _say(self, text: str) -> None:
         if text:
             self._begun = True
-            if not self.count:
+            if not self.count and not self._only:
                 self._text.append(text)
 
 

@@ -301,13 +301,13 @@ class _Row:
 
     Attributes:
         position: how many tokens its answer has already.
-        mask: a bit for each token that can follow; None for all.
+        bits: a bit for each token that can follow; None for all.
     """
 
     running: _Running | None = None
     sampling: Sampling = field(default_factory=Sampling)
     position: int = 0
-    mask: bytes | None = None
+    bits: bytes | None = None
     penalized: Penalized | None = None
     logprobs: int | None = None
 
@@ -344,6 +344,13 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
 
     @override
     def __call__(self, scores: Tensor, tensor_arg: Tensor) -> Tensor:
+        # Now, and not before the step: a GPU computes the logits meanwhile.
+        for row in self._rows:
+            if row.running is not None and (mask := row.running.prompt.mask) is not None:
+                try:
+                    row.bits = mask.bits()
+                except Exception as error:  # noqa: BLE001 - it ends this answer alone
+                    row.running.error = error
         try:
             return _sampled(scores, self._rows)
         except Exception as error:  # noqa: BLE001 - it is found out whose it is
@@ -375,7 +382,6 @@ def _row(running: _Running, state: Any) -> _Row:
     row.logprobs = prompt.logprobs
     if (mask := prompt.mask) is not None:
         mask.read(tokens[mask.count - prompt.position :])
-        row.mask = mask.bits()
     if (changed := running.penalized) is not None:
         changed.read(tokens[changed.count - prompt.position :])
         row.penalized = changed
@@ -384,7 +390,7 @@ def _row(running: _Running, state: Any) -> _Row:
 
 def _sampled(scores: Tensor, rows: Sequence[_Row]) -> Tensor:
     """Return scores whose largest ones are chosen, and note how likely these are."""
-    masks = [(n, row.mask) for n, row in enumerate(rows) if row.mask is not None]
+    masks = [(n, row.bits) for n, row in enumerate(rows) if row.bits is not None]
     changes = [(n, row.penalized) for n, row in enumerate(rows) if row.penalized is not None]
     result = penalized(masked(scores, masks), changes)
     result = adjusted(result, [(row.sampling, row.position) for row in rows])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,17 +71,27 @@ def masked(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> Tensor:
     """
     if not masks:
         return logits
-    index = torch.tensor([row for row, _ in masks], device=logits.device)
     packed = torch.frombuffer(bytearray(b"".join(bits for _, bits in masks)), dtype=torch.uint8)
-    packed = packed.reshape(len(masks), -1).to(logits.device)
-    places = torch.arange(8, device=logits.device, dtype=torch.uint8)
-    allowed = ((packed.unsqueeze(-1) >> places) & 1).bool().flatten(1)
-    width = logits.shape[1]
-    # The model may have more logits than the tokenizer has tokens.
-    allowed = torch.nn.functional.pad(allowed, (0, max(0, width - allowed.shape[1])))[:, :width]
+    excluded = _excluded(logits.device)[packed.to(logits.device).int()]
+    excluded = excluded.view(torch.bool).view(len(masks), -1)
+    count, width = excluded.shape[1], logits.shape[1]
+    if count < width:  # the model may have more logits than the tokenizer has tokens
+        excluded = torch.nn.functional.pad(excluded, (0, width - count), value=True)
+    elif count > width:
+        excluded = excluded[:, :width]
+    if len(masks) == logits.shape[0]:
+        return logits.masked_fill(excluded, -torch.inf)
     result = logits.clone()
-    result[index] = logits[index].masked_fill(~allowed, -torch.inf)
+    for n, (row, _) in enumerate(masks):
+        result[row].masked_fill_(excluded[n], -torch.inf)
     return result
+
+
+@functools.cache
+def _excluded(device: torch.device) -> Tensor:
+    """Return which of its eight tokens each byte of a mask excludes, in the bytes of a number."""
+    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8)
+    return (bits & 1 == 0).view(torch.int64).flatten().to(device)
 
 
 class Likelihood(NamedTuple):

@@ -6,6 +6,7 @@ from the tokens of the answer alone. So an answer continues in another process i
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -26,6 +27,16 @@ _KEPT: Final = 32
 _KEPT_CPU_S: Final = 8.0
 #: How many are compiled at a time, so that a large one does not hold up all others.
 _COMPILERS: Final = 2
+#: The most that one may take, so that those of all requests in the process fit into its memory.
+_ONE_CPU_S: Final = 1.0
+#: The most remainders of `multipleOf`. llguidance makes a state for each, and has no limit for
+#: these: 100,000 take half a second.
+_REMAINDERS_MAX: Final = 20_000
+#: The most schemas in a schema. The properties of an object cost the square of their number: 4,000
+#: take 0.7 s.
+_SCHEMAS_MAX: Final = 4_000
+#: Where each of them begins: at an object, or true or false.
+_SCHEMAS: Final = re.compile(r'"\s*:\s*[{tf]')
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
@@ -35,7 +46,16 @@ _REASON_CHARS: Final = 500
 #: Where llguidance has found a mistake in a grammar, and which.
 _PLACE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)")
 #: What its errors have in common for a shape that is right and beyond a limit.
-_BEYOND: Final = re.compile(r"too (?:big|large|many|complex)|limit|exceeded|max is|NoExtensionBias")
+_BEYOND: Final = re.compile(r"too (?:big|large|long|many|complex)|limit|exceeded|max is")
+#: With what its errors begin if no text fits.
+_NOTHING: Final = "NoExtension"
+
+#: The numbers of `multipleOf`, without exponents: these are factors 2 and 5.
+_MULTIPLES: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.]+)')
+#: A letter in JSON, as a number.
+_ESCAPED: Final = re.compile(r"\\u00([4-7][0-9A-Fa-f])")
+#: More digits than the largest number of remainders has.
+_DIGITS_MAX: Final = 20
 
 #: What joins several schemas into one: each of them must allow the members of the others.
 _JOINING: Final = ('"allOf":', '"if":', '"dependentSchemas":', '"unevaluatedProperties":')
@@ -70,6 +90,8 @@ class Grammar(NamedTuple):
         field, what = self.fields[min(line, len(self.fields) - 1)]
         if place and what != "grammar":
             reason = place[2]
+        if reason.startswith(_NOTHING):
+            return InputError(f"{field}: no text fits the {what}; change it, or leave it out")
         if _BEYOND.search(reason):
             wrong, advice = "is too complex", "make it simpler"
         else:
@@ -221,13 +243,9 @@ class Shapes:
         masks.
 
         Raises:
-            InputError: the shape is too long.
+            InputError: the shape is too large.
         """
-        if len(grammar.text) > _SHAPE_CHARS:
-            field, what = grammar.fields[0]
-            raise InputError(
-                f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
-            )
+        _check_size(grammar)
         key, future = _Key(grammar.text, grammar.regex), Future[Any]()
         with self._lock:
             if (kept := self._kept.get(key)) is not None:
@@ -270,6 +288,7 @@ class Shapes:
         """Return the matcher of a shape, or llguidance's reason against it."""
         llguidance = self._library(grammar.field)
         make = llguidance.LLMatcher
+        started = time.thread_time()
         try:
             convert = make.grammar_from_regex if grammar.regex else make.grammar_from_lark
             limits = llguidance.LLParserLimits(**_LIMITS)
@@ -278,7 +297,11 @@ class Shapes:
             matcher.compute_bitmask()
         except ValueError as error:
             return str(error)
-        return matcher.get_error() if matcher.is_error() else matcher
+        if matcher.is_error():
+            return matcher.get_error()
+        if (cpu_s := time.thread_time() - started) > _ONE_CPU_S:
+            return f"it took too long to compile: {cpu_s:.1f} s of a CPU"
+        return matcher
 
     def _library(self, field: str) -> Any:
         try:
@@ -299,6 +322,49 @@ class Shapes:
                 except ValueError as error:
                     raise InputError(f"{field}: the model's tokenizer: {error}") from None
         return llguidance
+
+
+def _check_size(grammar: Grammar) -> None:
+    """Refuse what llguidance would compile for long: it cannot be stopped.
+
+    Raises:
+        InputError: the shape is too large.
+    """
+    field, what = grammar.fields[0]
+    if len(grammar.text) > _SHAPE_CHARS:
+        raise InputError(
+            f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
+        )
+    if grammar.regex:
+        return
+    if len(_SCHEMAS.findall(grammar.text)) > _SCHEMAS_MAX:
+        raise InputError(f"{field}: the {what} has more than {_SCHEMAS_MAX:,} members; give fewer")
+    if _remainders(grammar.text) > _REMAINDERS_MAX:
+        raise InputError(
+            f"{field}: the numbers of multipleOf need too many masks; give some whose least common "
+            f"multiple is at most {_REMAINDERS_MAX:,} without factors 2 and 5"
+        )
+
+
+def _remainders(text: str) -> int:
+    """Return how many remainders masks may need for `multipleOf`.
+
+    Several numbers for one value join to their least common multiple. Factors 2 and 5 cost nothing.
+    """
+    written = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+    total = 1
+    for number in _MULTIPLES.findall(written):
+        digits = number.replace(".", "").strip("0")
+        if len(digits) > _DIGITS_MAX:
+            return _REMAINDERS_MAX + 1
+        multiple = int(digits or 1)
+        for factor in (2, 5):
+            while multiple % factor == 0:
+                multiple //= factor
+        total = math.lcm(total, multiple)
+        if total > _REMAINDERS_MAX:
+            break
+    return total
 
 
 def closed(schema: Any) -> Any:

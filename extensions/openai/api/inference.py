@@ -213,11 +213,14 @@ class _AnswerWriter:
         if not (part.text or part.logprobs or part.tool_calls):
             return b""
         check_logprobs(self._asked, part)
-        chunk = self._chunks.text(self._index, part, self._sent)
+        # Some clients read the first call of a chunk alone.
+        first, others = (part.tool_calls or [])[:1], (part.tool_calls or [])[1:]
+        parts = [Part(part.text, part.logprobs, first), *(Part("", None, [one]) for one in others)]
+        written = b"".join(_event(self._chunks.text(self._index, one, self._sent)) for one in parts)
         self._sent += len(part.text)
         self._logprobs += len(part.logprobs or ())
         self._calls.add(part.tool_calls or ())
-        return _event(chunk)
+        return written
 
 
 async def _write_answers(

@@ -19,7 +19,8 @@ from extensions.openai.batches.store import (
 )
 from extensions.openai.redis.keys import BatchField
 from extensions.openai.schema.batch_lines import PARAM, line_answer
-from extensions.openai.schema.errors import failure_of, openai_error
+from extensions.openai.schema.errors import failure_of, in_response, openai_error
+from extensions.openai.schema.responses import RESPONSES
 from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
 from headrace.jobs.job import JobFailure
 from headrace.jobs.values.encoding import without_line_ends
@@ -58,6 +59,9 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
     matter here. A request that has not run has no response.
     """
     error = row.error
+    if error is not None and endpoint == RESPONSES:
+        error = msgspec.structs.replace(error, message=in_response(error.message))
+        row = msgspec.structs.replace(row, error=error)
     response: dict[str, Any] | None = None
     if row.status == "rejected" and error is not None and endpoint in OPENAI_ENDPOINTS:
         response = {"request_id": job_id, **_refusal(row, error)}

@@ -26,6 +26,7 @@ from extensions.openai.schema.tools import (
     ToolCallDelta,
     calls_of,
     deltas_of,
+    joined,
 )
 from headrace.errors import HandlerError, InvalidParameter
 from headrace.jobs.job import Count
@@ -277,7 +278,7 @@ def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
     parts = [Part(one) if isinstance(one, str) else one for one in found]
     logprobs = [one.logprobs for one in parts if one.logprobs is not None]
     text = "".join(one.text for one in parts)
-    calls = [call for one in parts for call in one.tool_calls or ()]
+    calls = joined(call for one in parts for call in one.tool_calls or ())
     return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None, calls or None)
 
 

@@ -5,7 +5,7 @@ The ids of calls follow from the id of their job, so each process gives a call t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -99,6 +99,17 @@ def deltas_of(job_id: str, parts: Sequence[CallPart]) -> list[ToolCallDelta]:
             delta.id, delta.type = f"call_{_bare(job_id, one.index)}", "function"
         deltas.append(delta)
     return deltas
+
+
+def joined(parts: Iterable[CallPart]) -> list[CallPart]:
+    """Return parts of calls, one for each call."""
+    found: list[CallPart] = []
+    for one in parts:
+        if found and not one.name and found[-1].index == one.index:
+            found[-1].arguments += one.arguments
+        else:
+            found.append(one)
+    return found
 
 
 def item_of(

@@ -406,9 +406,21 @@ def test_a_structured_answer_goes_on_in_another_process(model: LanguageModel) ->
         ),
         (
             {"structured": {"json": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}}},
-            "^structured.json: the JSON schema is too complex; make it simpler ",
+            "^structured.json: no text fits the JSON schema; change it, or leave it out$",
+        ),
+        *(
+            ({"structured": shape}, f"^structured.{name}: the numbers of multipleOf need too many")
+            for name, shape in (
+                ("json", {"json": {"anyOf": [{"multipleOf": 1009}, {"multipleOf": 0.997}]}}),
+                ("json", {"json": {"type": "integer", "multipleOf": 10**25 + 7}}),
+                ("grammar", {"grammar": r'start: %json {"multip\u006ceOf": 99991e0}'}),
+            )
         ),
         ({"structured": {"json": {"enum": ["x" * 200_000]}}}, "more than 200,000 characters"),
+        (
+            {"structured": {"json": {"properties": {f"p{n}": {} for n in range(4000)}}}},
+            "^structured.json: the JSON schema has more than 4,000 members; give fewer$",
+        ),
         ({"structured": {"regex": "("}}, "^structured.regex: the expression .*invalid regex"),
         ({"structured": {"grammar": "x"}}, "^structured.grammar: the grammar "),
         ({"structured": {}}, "0 shapes; give exactly one"),
@@ -465,6 +477,29 @@ def test_calls_are_made_in_each_format(form: str) -> None:
         assert answer(model, {**asked, "tool_choice": "none"}) == plain
     finally:
         model.engine.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "count", "finish"),
+    [
+        ("<tool_call>\n{", 0, "length"),
+        ('"arguments": {"', 1, "length"),
+        ("}}\n</tool_call>", 1, "tool_calls"),
+        ("</tool_call>\n<tool_call>\n{", 1, "length"),
+    ],
+)
+def test_a_call_that_is_cut_is_not_whole(
+    model: LanguageModel, written: str, count: int, finish: str
+) -> None:
+    asked = {**QUESTION, "tools": TOOLS, "tool_choice": "required", "temperature": 0}
+    model.add("job", request(model, {**asked, "max_tokens": 100, "min_tokens": 100}))
+    tokens = [token for piece in run(model, "job") for token in piece.tokens]
+    cut = next(n for n in range(100) if written in model._decode(tokens[:n]))
+    model.add("job", request(model, {**asked, "max_tokens": cut, "min_tokens": cut}))
+    pieces = run(model, "job")
+    # What comes before the name of a tool is no call, and no text.
+    found = called(model, pieces) if count else {"text": text(pieces), "tool_calls": []}
+    assert (found["text"], len(found["tool_calls"]), pieces[-1].finish) == ("", count, finish)
 
 
 def test_others_go_on_while_a_shape_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -531,6 +566,18 @@ def test_a_shape_that_compiles_long_holds_up_no_other_shape(
         assert len({id(one.result(60)) for one in slow}) == 2
     finally:
         may_end.set()
+
+
+def test_a_shape_that_takes_too_long_is_refused_at_once_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = Shapes(load_tokenizer(INCLUDED), [0])
+    monkeypatch.setattr(structure, "_ONE_CPU_S", 0.0)
+    for _ in range(2):
+        future = shapes.compiled(Grammar("[a-z]", [("regex", "expression")], regex=True))
+        with pytest.raises(InputError, match=r"^regex: the expression is too complex;.*too long"):
+            future.result(60)
+    assert future.done()
 
 
 def test_shapes_that_took_long_to_compile_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:

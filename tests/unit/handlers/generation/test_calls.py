@@ -115,6 +115,30 @@ def test_further_calls_are_left_out_if_only_one_counts() -> None:
         assert read(form, *form.calls(TWO), most=1) == ("", TWO[:1])
 
 
+def test_calls_are_complete_while_none_that_counts_has_begun() -> None:
+    for form in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED):
+        one, two = form.calls(TWO[:1]), form.calls(TWO)
+        first = two.index(PARIS) + len(PARIS)
+        second = two.index("time.now") + 2
+        for most, found in ((None, False), (1, True)):
+            for answer, complete in (
+                (two[: first - 1], False), (two[:first], True), (one, True), (two[:second], found),
+                (two[: two.index(UTC) + 3], found), (two, True),
+            ):  # fmt: skip
+                parser = CallParser(form, NAMES, most)
+                parser.read(answer)
+                assert parser.complete == complete, answer
+
+
+def test_an_answer_of_calls_alone_has_no_text() -> None:
+    for form in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED):
+        answer = form.calls(TWO)
+        for count in range(len(answer) + 1):
+            parser = CallParser(form, NAMES, only=True)
+            assert not parser.read(answer[:count])["text"]
+            assert not parser.read("", last=True)["text"]
+
+
 def test_long_answers_are_read_in_time_that_grows_with_them() -> None:
     # A quadratic parser would take minutes.
     marks = "<tool_call>" * 50_000

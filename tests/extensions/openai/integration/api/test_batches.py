@@ -106,7 +106,12 @@ def test_rows_have_the_calls_of_single_answers(batches: Batches) -> None:
     assert call.id == f"call_{body['id']}"
     flat = {"model": "docs", "input": "x", "tools": [{"type": "function", **function}]}
     lines = [line("b", RESPONSES, **flat, tool_choice={"type": "function", "name": "paint"})]
-    good, _ = batches.both(batches.ended(batches.create(lines, RESPONSES)))
+    wrong = {"type": "function", "name": "paint", "parameters": {"type": "object", "not": {}}}
+    asked = {"model": "docs", "input": "x", "tools": [wrong], "tool_choice": "required"}
+    lines.append(line("wrong", RESPONSES, **asked))
+    good, bad = batches.both(batches.ended(batches.create(lines, RESPONSES)))
+    for error in (bad["wrong"]["error"], bad["wrong"]["response"]["body"]["error"]):
+        assert error["message"].startswith("tools[0].parameters: the JSON schema is one")
     found = Response.model_validate(good["b"]["response"]["body"])
     assert [one.type for one in found.output] == ["function_call"]
     assert found.tools[0].type == "function"

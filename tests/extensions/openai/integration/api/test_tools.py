@@ -57,6 +57,8 @@ def joined(chunks: Any) -> tuple[str, list[dict[str, str]], str]:
     for chunk in chunks:
         for choice in chunk.choices:
             text += choice.delta.content or ""
+            # Some clients read the first one alone.
+            assert len(choice.delta.tool_calls or ()) <= 1
             for one in choice.delta.tool_calls or ():
                 if one.id:
                     assert one.index == len(calls)

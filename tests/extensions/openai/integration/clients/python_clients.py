@@ -115,6 +115,18 @@ def openai_python(url: str) -> list[Callable[[], Any]]:
 def instructor(url: str) -> list[Callable[[], Any]]:
     import instructor as library
 
+    client = library.from_openai(openai.OpenAI(base_url=url, api_key="none"))
+
+    def plain() -> None:
+        found = client.chat.completions.create(model=MODEL, messages=CHAT, response_model=None)
+        assert found.choices[0].message.content
+
+    def streamed() -> None:
+        *_, last = client.chat.completions.create_partial(
+            model=MODEL, messages=CHAT, response_model=City
+        )
+        is_city(last.model_dump())
+
     def in_mode(mode: library.Mode) -> Callable[[], None]:
         def call() -> None:
             client = library.from_openai(openai.OpenAI(base_url=url, api_key="none"), mode=mode)
@@ -126,7 +138,7 @@ def instructor(url: str) -> list[Callable[[], Any]]:
 
         return call
 
-    return [in_mode(library.Mode.TOOLS), in_mode(library.Mode.JSON_SCHEMA)]
+    return [plain, streamed, in_mode(library.Mode.TOOLS), in_mode(library.Mode.JSON_SCHEMA)]
 
 
 def langchain(url: str) -> list[Callable[[], Any]]:
@@ -188,15 +200,25 @@ def openai_agents(url: str) -> list[Callable[[], Any]]:
         return f"It is sunny in {name}."
 
     def calls(kind: type) -> list[Callable[[], None]]:
-        def run(**more: Any) -> Any:
+        def agent(**more: Any) -> agents.Agent:
             # A client of its own for each event loop.
             client = openai.AsyncOpenAI(base_url=url, api_key="none")
             model = kind(model=MODEL, openai_client=client)
-            agent = agents.Agent(name="agent", model=model, **more)
-            return asyncio.run(agents.Runner.run(agent, TEXT))
+            return agents.Agent(name="agent", model=model, **more)
+
+        def run(**more: Any) -> Any:
+            return asyncio.run(agents.Runner.run(agent(**more), TEXT))
 
         def plain() -> None:
             assert run().final_output
+
+        def streamed() -> None:
+            async def read() -> None:
+                stream = agents.Runner.run_streamed(agent(), TEXT)
+                assert [event async for event in stream.stream_events()]
+                assert stream.final_output
+
+            asyncio.run(read())
 
         def structured() -> None:
             is_city(run(output_type=City).final_output)
@@ -207,7 +229,7 @@ def openai_agents(url: str) -> list[Callable[[], Any]]:
             items = [type(item).__name__ for item in found.new_items]
             assert items == ["ToolCallItem", "ToolCallOutputItem", "MessageOutputItem"], items
 
-        return [plain, structured, called]
+        return [plain, streamed, structured, called]
 
     return [*calls(agents.OpenAIResponsesModel), *calls(agents.OpenAIChatCompletionsModel)]
 
@@ -218,12 +240,22 @@ def pydantic_ai(url: str) -> list[Callable[[], Any]]:
     from pydantic_ai.providers.openai import OpenAIProvider
 
     def calls(kind: type) -> list[Callable[[], None]]:
-        def run(output: Any) -> Any:
+        def agent(output: Any) -> Agent:
             model = kind(MODEL, provider=OpenAIProvider(base_url=url, api_key="none"))
-            return Agent(model, output_type=output).run_sync(TEXT).output
+            return Agent(model, output_type=output)
+
+        def run(output: Any) -> Any:
+            return agent(output).run_sync(TEXT).output
 
         def plain() -> None:
             assert run(str)
+
+        def streamed() -> None:
+            async def read() -> str:
+                async with agent(str).run_stream(TEXT) as stream:
+                    return "".join([text async for text in stream.stream_text(delta=True)])
+
+            assert asyncio.run(read())
 
         def structured() -> None:
             is_city(run(NativeOutput(City)))
@@ -231,7 +263,7 @@ def pydantic_ai(url: str) -> list[Callable[[], Any]]:
         def called() -> None:
             is_city(run(ToolOutput(City)))
 
-        return [plain, structured, called]
+        return [plain, streamed, structured, called]
 
     return [*calls(OpenAIChatModel), *calls(OpenAIResponsesModel)]
 

@@ -193,7 +193,9 @@ def test_a_check_needs_neither_the_parser_nor_a_large_client(
         assert not imported & {"typer", "redis", "yaml", "rich", "httpx2", "asyncio", "subprocess"}
 
 
-@pytest.mark.parametrize("arguments", [[], ["worker", "--workers", "x"], ["api", "--mod"], ["api", "redis"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["worker", "--workers", "x"], ["api", "--mod"], ["api", "redis"]]
+)
 def test_mistakes_are_for_the_parser(tmp_path: Path, arguments: list[str]) -> None:
     ended = headrace("health", *arguments, cwd=tmp_path)
     assert ended.returncode == 2

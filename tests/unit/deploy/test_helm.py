@@ -587,6 +587,21 @@ def test_two_releases_in_a_namespace_share_no_object() -> None:
     assert len(set.union(*names)) == sum(map(len, names))
 
 
+@pytest.mark.parametrize(
+    ("maxmemory", "limit", "fits"),
+    [
+        ("1gb", "1536Mi", True), ("1gb", "1535Mi", False), ("1g", "1500M", True),
+        ("0", "1Mi", True),
+        ("1000", 1500, True), ("2g", 2_999_999_999, False), ("2g", "3e9", True), ("2g", "", True),
+        ("1gb", "1.5Gi", True), ("1gb", None, True),
+    ],
+)  # fmt: skip
+def test_redis_has_room_for_a_rewrite_of_its_file(maxmemory: str, limit: Any, fits: bool) -> None:
+    server = {"maxmemory": maxmemory, "resources": {"limits": {"memory": limit}}}
+    status, _, errors = helm("template", "a", str(CHART), values={"redis": {"server": server}})
+    assert (status == 0) is fits, errors
+
+
 def test_no_replicas_are_none() -> None:
     values = {"api": {"replicas": 0}, "background": {"replicas": 0}, "runner": {"replicas": 0}}
     objects = by_kind(rendered({**values, "workerDefaults": {"replicas": 0}}), "Deployment")

@@ -52,10 +52,13 @@ http://{{ include "headrace.fullname" . }}-api.{{ .Release.Namespace }}.svc:{{ .
 name: {{ $given | default (printf "%s-key-metrics" (include "headrace.fullname" .)) }}, key: {{ ternary .Values.keda.secretKey "key" (ne $given "") }}
 {{- end }}
 
-{{- /* A size of Redis or of Kubernetes in bytes. */ -}}
+{{- /* A size of Redis or of Kubernetes in bytes; -1 if its unit is a rare one. */ -}}
 {{- define "headrace.bytes" -}}
-{{- $units := dict "k" 1e3 "m" 1e6 "g" 1e9 "t" 1e12 "kb" 1024 "mb" 1048576 "gb" 1073741824 "ki" 1024 "mi" 1048576 "gi" 1073741824 "ti" 1099511627776 }}
-{{- mulf (regexFind "^[0-9.]+" . | float64) (get $units (regexReplaceAll "^[0-9.]+" . "" | lower) | default 1) | int64 }}
+{{- $units := dict "" 1 "k" 1e3 "m" 1e6 "g" 1e9 "t" 1e12 "kb" 1024 "mb" 1048576 "gb" 1073741824 "ki" 1024 "mi" 1048576 "gi" 1073741824 "ti" 1099511627776 }}
+{{- $unit := regexReplaceAll "^[0-9.]+" (toString .) "" | lower }}
+{{- if not (kindIs "string" .) }}{{ int64 . }}
+{{- else if hasKey $units $unit }}{{ mulf (regexFind "^[0-9.]+" . | float64) (get $units $unit) | int64 }}
+{{- else }}-1{{ end }}
 {{- end }}
 
 {{- /* The models that pools list, as a JSON list. */ -}}
@@ -285,8 +288,9 @@ failureThreshold: 3
 {{- range $key, $use := dict "redis_url" "redis.url or redis.existingSecret" "webhook_secrets" "webhooks.existingSecret" "tls_cert_file" "ingress.tlsSecret" "tls_key_file" "ingress.tlsSecret" "host" "api.service" "port" "api.service.port" "stop_delay_s" "api.stopDelaySeconds" "drain_timeout_s" "drainSeconds of workerDefaults, a pool or background" "worker_labels" "labels of workerDefaults or a pool" "flower_host" "flower" "flower_port" "flower" }}
 {{- if hasKey $v.settings $key }}{{ fail (printf "settings.%s is not for pods of this chart: remove it, and see %s in values.yaml" $key $use) }}{{ end }}
 {{- end }}
-{{- $limit := dig "limits" "memory" "" $v.redis.server.resources | toString }}
-{{- if and $v.redis.server.enabled $limit (lt (include "headrace.bytes" $limit | float64) (mulf 1.5 (include "headrace.bytes" $v.redis.server.maxmemory | float64))) }}{{ fail (printf "redis.server: the limit of memory %s is less than 1.5 times maxmemory %s: raise resources.limits.memory, or lower maxmemory" $limit $v.redis.server.maxmemory) }}{{ end }}
+{{- $limit := dig "limits" "memory" "" $v.redis.server.resources }}
+{{- $bytes := include "headrace.bytes" $limit | float64 }}
+{{- if and $v.redis.server.enabled (gt $bytes 0.0) (lt $bytes (mulf 1.5 (include "headrace.bytes" $v.redis.server.maxmemory | float64))) }}{{ fail (printf "redis.server: the limit of memory %v is less than 1.5 times maxmemory %s: raise resources.limits.memory, or lower maxmemory" $limit $v.redis.server.maxmemory) }}{{ end }}
 {{- range $list := list "workers" "keys" }}
 {{- $names := list }}{{ range get $v $list }}{{ if has .name $names }}{{ fail (printf "%s: the name %s is there twice" $list .name) }}{{ end }}{{ $names = append $names .name }}{{ end }}
 {{- end }}

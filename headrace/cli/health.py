@@ -14,7 +14,7 @@ from headrace.errors import HeadraceError
 from headrace.server.health.probe import run_check
 
 _WORKERS = "--workers"
-#: As many digits as the number of workers may have.
+#: The parser checks larger numbers.
 _DIGITS_MAX = 3
 
 

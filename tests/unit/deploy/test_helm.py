@@ -528,6 +528,8 @@ def test_monitoring_is_what_deploy_has() -> None:
         ({"workerDefaults": {"name": "a"}}, "/workerDefaults/name"),
         ({"api": {"autoscaling": {"enabled": True, "minReplicas": 11}}}, "greater than max"),
         ({"redis": {"server": {"maxmemory": "1500mb"}}}, "less than 1.5 times maxmemory 1500mb"),
+        ({"pipelines": {"p": {}}}, "pipelines without models"),
+        ({"workerDefaults": {"models": ["gone"]}}, "pool default names the model gone"),
         # The chart sets these itself, or the probes would fail.
         ({"settings": {"redis_url": "redis://h"}}, "see redis.url or redis.existingSecret"),
         ({"settings": {"tls_cert_file": "a.pem"}}, "see ingress.tlsSecret"),
@@ -600,6 +602,19 @@ def test_redis_has_room_for_a_rewrite_of_its_file(maxmemory: str, limit: Any, fi
     server = {"maxmemory": maxmemory, "resources": {"limits": {"memory": limit}}}
     status, _, errors = helm("template", "a", str(CHART), values={"redis": {"server": server}})
     assert (status == 0) is fits, errors
+
+
+def test_the_defaults_of_pools_may_list_models() -> None:
+    values = {
+        "models": {"a": {"handler": "echo"}, "b": {"handler": "echo"}},
+        "workers": [{"name": "one"}, {"name": "rest", "models": []}],
+        "workerDefaults": {"models": ["a"]},
+    }
+    objects = ours(rendered(values))
+    assert {
+        pool: environment(objects[f"headrace-worker-{pool}"][1])["HEADRACE_WORKER_LABELS"]
+        for pool in ("one", "rest")
+    } == {"one": "model=a", "rest": "model=b"}
 
 
 def test_no_replicas_are_none() -> None:

@@ -64,7 +64,7 @@ name: {{ $given | default (printf "%s-key-metrics" (include "headrace.fullname" 
 {{- /* The models that pools list, as a JSON list. */ -}}
 {{- define "headrace.listed" -}}
 {{- $listed := list }}
-{{- range .Values.workers }}{{ $listed = concat $listed (.models | default list) }}{{ end }}
+{{- range .Values.workers }}{{ $listed = concat $listed (ternary .models $.Values.workerDefaults.models (hasKey . "models")) }}{{ end }}
 {{- toJson $listed }}
 {{- end }}
 
@@ -283,6 +283,7 @@ failureThreshold: 3
 {{- if contains "@" $v.redis.url }}{{ fail "redis.url has a password: put the URL into a Secret and name it in redis.existingSecret" }}{{ end }}
 {{- if and $v.redis.url $v.redis.server.enabled }}{{ fail "redis.url names another server: set redis.server.enabled to false" }}{{ end }}
 {{- if not (or $v.redis.url $v.redis.existingSecret $v.redis.server.enabled) }}{{ fail "there is no Redis: set redis.existingSecret, redis.url or redis.server.enabled" }}{{ end }}
+{{- if and $v.pipelines (not $v.models) }}{{ fail "pipelines without models: set models too, as both make the models file" }}{{ end }}
 {{- if and $v.flower.enabled (not $v.flower.existingSecret) }}{{ fail "flower.enabled needs flower.existingSecret, with user:password" }}{{ end }}
 {{- if not (regexMatch "^[a-z]" (include "headrace.fullname" .)) }}{{ fail "the release's name begins with a digit, which no Service may: choose another name" }}{{ end }}
 {{- range $key, $use := dict "redis_url" "redis.url or redis.existingSecret" "webhook_secrets" "webhooks.existingSecret" "tls_cert_file" "ingress.tlsSecret" "tls_key_file" "ingress.tlsSecret" "host" "api.service" "port" "api.service.port" "stop_delay_s" "api.stopDelaySeconds" "drain_timeout_s" "drainSeconds of workerDefaults, a pool or background" "worker_labels" "labels of workerDefaults or a pool" "flower_host" "flower" "flower_port" "flower" }}
@@ -298,8 +299,9 @@ failureThreshold: 3
 {{- if and $v.ingress.enabled (not $v.ingress.host) }}{{ fail "ingress.enabled needs ingress.host" }}{{ end }}
 {{- $open := false }}
 {{- range $pool := $v.workers }}
-{{- if not .models }}{{ $open = true }}{{ end }}
-{{- range .models }}{{ if not (hasKey $v.models .) }}{{ fail (printf "workers: the pool %s names the model %s, which is not in `models`" $pool.name .) }}{{ end }}{{ end }}
+{{- $models := ternary .models $v.workerDefaults.models (hasKey . "models") }}
+{{- if not $models }}{{ $open = true }}{{ end }}
+{{- range $models }}{{ if not (hasKey $v.models .) }}{{ fail (printf "workers: the pool %s names the model %s, which is not in `models`" $pool.name .) }}{{ end }}{{ end }}
 {{- end }}
 {{- if not $open }}
 {{- range $name, $_ := $v.models }}{{ if not (has $name (include "headrace.listed" $ | fromJsonArray)) }}{{ fail (printf "the model %s is in no pool: add it to the `models` of one, or add a pool without `models`" $name) }}{{ end }}{{ end }}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
 
 
 def main() -> None:
@@ -16,6 +17,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Imported modules stay: a garbage collection among them finds nothing.
     gc.disable()
+    if sys.argv[1:2] == ["health"]:
+        from headrace.cli import health
+
+        if (code := health.run(sys.argv[2:])) is not None:
+            sys.exit(code)
     from headrace.cli.main import main as run
 
     gc.freeze()

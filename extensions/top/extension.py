@@ -8,7 +8,7 @@ from headrace.config.extensions import Command, Extension
 
 
 def _top() -> Any:
-    from extensions.top.cli.screen import top
+    from extensions.top.cli.command import top
 
     return top
 

@@ -12,7 +12,7 @@ import msgspec
 from typing_extensions import override
 
 from headrace.config.suggestions import did_you_mean, listing
-from headrace.config.yaml_file import convert
+from headrace.config.values import convert
 from headrace.errors import ConfigError, InputError
 from headrace.handler import Context, Handler
 

@@ -29,8 +29,9 @@ from headrace.access.api_key import (
 from headrace.access.audit import Note, noted
 from headrace.errors import BrokerUnavailable, ConfigError
 from headrace.redis import keys
-from headrace.redis.connection import connect, redact_url
+from headrace.redis.connection import connect
 from headrace.redis.scripts import Command
+from headrace.redis.url import redact_url
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

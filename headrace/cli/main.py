@@ -32,7 +32,6 @@ from headrace.cli.jobs.jobs import cancel, discard, jobs, retry, watch
 from headrace.cli.jobs.results import job_input, result
 from headrace.cli.jobs.submit import submit
 from headrace.cli.shared import options, output
-from headrace.cli.shared.exit_codes import exit_code
 from headrace.cli.shared.options import NumbersCommand, argument, flag, option
 from headrace.config.extensions import Command, found, loaded
 from headrace.config.secret_files import read_secret_files
@@ -193,7 +192,7 @@ def health(
     models: bool = flag("--models", "Of a worker: its models must be loaded too."),
 ) -> None:
     """Health probe: exit 0 if the component in this container serves, else 1 with the reason."""
-    from headrace.server.health_probe import run_check
+    from headrace.server.health.probe import run_check
 
     typer.echo(run_check(part, workers, os.environ, models=models))
 
@@ -446,9 +445,7 @@ def main() -> None:
     try:
         only(sys.argv[1:])()
     except HeadraceError as error:
-        for line in (output.error_text(error) or error.code).splitlines():
-            output.message(line)
-        sys.exit(exit_code(error))
+        sys.exit(output.report(error))
 
 
 def _settings(**overrides: object) -> Settings:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import logging
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +35,6 @@ POINTS: Final = {
     "logs": ("headrace.observability.extension", "LogsPart"),
 }
 
-logger = logging.getLogger("headrace.extensions")
 _Part = TypeVar("_Part")
 
 
@@ -176,7 +174,11 @@ def loaded(name: str, what: str, load: Callable[[], object]) -> Any:
 
 def _report(name: str, problem: str) -> None:
     if found().problems.setdefault(name, problem) == problem:
-        logger.warning("the extension %s is left out: %s", name, problem)
+        import logging  # rarely needed, and slow to import
+
+        logging.getLogger("headrace.extensions").warning(
+            "the extension %s is left out: %s", name, problem
+        )
 
 
 def _extension_of(entry: EntryPoint) -> object:

@@ -1,7 +1,8 @@
 """The settings of the servers, typed and frozen.
 
 A value comes from the command line, else the environment, else the YAML file, else its default.
-The caller passes the environment: nothing here reads `os.environ`.
+The caller passes the environment: nothing here reads `os.environ`. What only a file or a rare
+setting needs is imported in its function: health checks of containers read settings all the time.
 """
 
 from __future__ import annotations
@@ -9,23 +10,22 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, get_origin, overload
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar, get_origin, overload
 
 import msgspec
 from msgspec import Meta
 from typing_extensions import override
 
-from headrace.config.allowed_urls import read_prefix
 from headrace.config.environment import is_service_link, server_root
 from headrace.config.extensions import found, settings_types
-from headrace.config.model.options import Label
+from headrace.config.model.shared import Label
 from headrace.config.suggestions import did_you_mean
-from headrace.config.yaml_file import Document, convert, load_yaml, read_fields, read_value
+from headrace.config.values import convert
 from headrace.errors import ConfigError
-from headrace.redis.connection import redact_url
-from headrace.redis.url import SCHEMES, read_url
-from headrace.webhooks.allowed_addresses import read_networks
-from headrace.webhooks.signing import read_secret
+from headrace.redis.url import SCHEMES, read_url, redact_url
+
+if TYPE_CHECKING:
+    from headrace.config.yaml_file import Document
 
 ENV_PREFIX: Final = "HEADRACE_"
 #: The variable with the path of the YAML file.
@@ -268,7 +268,17 @@ def _check_log_format(chosen: str, problems: list[str]) -> None:
         problems.append(f"log_format: expected {', '.join(most)} or {last}, got {chosen!r}")
 
 
+#: The lists whose items have a form of their own.
+_CHECKED: Final = ("allowed_urls", "webhook_secrets", "webhook_allow_networks")
+
+
 def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:
+    if not any(map(values.get, _CHECKED)):
+        return
+    from headrace.config.allowed_urls import read_prefix
+    from headrace.webhooks.allowed_addresses import read_networks
+    from headrace.webhooks.signing import read_secret
+
     for text in values.get("allowed_urls", ()):
         try:
             read_prefix(text)
@@ -287,6 +297,8 @@ def _check_lists(values: Mapping[str, Any], problems: list[str]) -> None:
 
 def _from_file(file: Path, problems: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values of the core and those of extensions."""
+    from headrace.config.yaml_file import load_yaml, read_fields
+
     document = load_yaml(file, what="settings file")
     level = document.data.get("log_level")
     if isinstance(level, str):
@@ -417,6 +429,8 @@ def _extensions_in_file(document: Document, keys: Sequence[str]) -> dict[str, An
 
     Values of extensions that cannot be used are left alone: such an extension stops nothing.
     """
+    from headrace.config.yaml_file import read_fields, read_value
+
     types, values = settings_types(), dict[str, Any]()
     for key in keys:
         if _is_struct(types.get(key)):

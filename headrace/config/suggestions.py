@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -17,6 +16,9 @@ NAMES_SHOWN: Final = 10
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return `; did you mean x?`, or "" if no known name is similar."""
+    # Imported here because most settings are right.
+    import difflib
+
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), by_folded, n=1)
     return f"; did you mean {by_folded[near[0]]}?" if near else ""

@@ -10,13 +10,11 @@ holds what concerns no model.
 
 from __future__ import annotations
 
-import platform
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from operator import add
 from typing import Any, Final
@@ -25,7 +23,7 @@ import msgspec
 
 from headrace._version import __version__
 from headrace.config.model.capacity import Capacity
-from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.model.shared import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.redis.clock import US_PER_S
 
 #: Packages that all components should have in the same version. None of them is imported.
@@ -34,6 +32,10 @@ PACKAGES: Final = ("celery", "kombu", "redis", "torch")
 
 def running_versions() -> dict[str, str]:
     """Return the versions of Headrace, Python and the installed packages."""
+    # Imported here because only workers call this, and readers of reports have little time.
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
     found = {"headrace": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         with suppress(PackageNotFoundError):

@@ -9,7 +9,8 @@ from typing import Any, Final
 import redis.exceptions
 
 from headrace.errors import BrokerUnavailable, BrokerUnsupported
-from headrace.redis.connection import connect, redact_url
+from headrace.redis.connection import connect
+from headrace.redis.url import redact_url
 
 OLDEST_VERSION: Final = (6, 2)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 from typing import Any, Final
 
 import redis
@@ -28,29 +27,6 @@ from headrace.redis.fast_connection import use_fast_connections
 from headrace.redis.url import RedisUrl, read_url
 
 SOCKET_TIMEOUT_S: Final = 5.0
-
-_SECRET_IN_QUERY = re.compile(r"([?&](?:sentinel_)?password=)[^&#]*")
-
-
-def redact_url(url: str) -> str:
-    """Return the URL with `***` for its password, for messages and logs.
-
-    A password that was not percent-encoded may hold `/` or `@`, so everything up to the last `@`
-    counts as user and password.
-    """
-    scheme, separator, rest = url.partition("://")
-    if not separator:
-        # Not a URL: it may be a bare password or a host.
-        return "***" if "@" in url else url
-    address, mark, query = rest.partition("?")
-    userinfo, at, host = address.rpartition("@")
-    if not at and "@" in query:
-        # An unencoded `?` in the password.
-        query = query.rpartition("@")[2]
-        return f"{scheme}://***@{query}"
-    user, colon, _ = userinfo.partition(":")
-    secret = f"{user}{colon}***" if colon else user
-    return _SECRET_IN_QUERY.sub(r"\1***", f"{scheme}://{secret}{at}{host}{mark}{query}")
 
 
 def connect(url: str, **options: Any) -> redis.Redis:

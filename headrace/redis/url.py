@@ -27,6 +27,7 @@ _ENCODE: Final = (
     "percent-encode these characters in the user, the password and the options: "
     "# is %23, / is %2F, ? is %3F, @ is %40, a space is %20"
 )
+_SECRET_IN_QUERY: Final = re.compile(r"([?&](?:sentinel_)?password=)[^&#]*")
 _TLS_CHECK: Final = "ssl_cert_reqs"
 _TLS: Final = (
     _TLS_CHECK, "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname",
@@ -224,6 +225,27 @@ def _number(db: str) -> int:
 
 def _wrong(what: str, hint: str) -> ConfigError:
     return ConfigError(f"the Redis URL cannot be used: {what}", hint=hint)
+
+
+def redact_url(url: str) -> str:
+    """Return the URL with `***` for its password, for messages and logs.
+
+    A password that was not percent-encoded may hold `/` or `@`, so everything up to the last `@`
+    counts as user and password.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        # Not a URL: it may be a bare password or a host.
+        return "***" if "@" in url else url
+    address, mark, query = rest.partition("?")
+    userinfo, at, host = address.rpartition("@")
+    if not at and "@" in query:
+        # An unencoded `?` in the password.
+        query = query.rpartition("@")[2]
+        return f"{scheme}://***@{query}"
+    user, colon, _ = userinfo.partition(":")
+    secret = f"{user}{colon}***" if colon else user
+    return _SECRET_IN_QUERY.sub(r"\1***", f"{scheme}://{secret}{at}{host}{mark}{query}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

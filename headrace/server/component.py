@@ -16,9 +16,10 @@ from headrace.config.settings import Settings
 from headrace.models.catalog import hosted, load_models
 from headrace.observability import logs
 from headrace.redis.compatibility import BrokerInfo, check_broker
-from headrace.redis.connection import redact_url
-from headrace.server import components, recovery, state_dir
+from headrace.redis.url import redact_url
+from headrace.server import components, state_dir
 from headrace.server.gpus import worker_devices
+from headrace.server.health.liveness import BACKGROUND, node_name
 from headrace.server.host_workers import IdleWatch
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
@@ -44,7 +45,7 @@ def run_workers(
     variables = components.environment(settings, url, environ)
     make = partial(components.worker_children, devices, settings, variables)
     ready = f"{len(devices)} workers on {redact_url(url)}"
-    nodes = [components.node_name(device) for device in devices]
+    nodes = [node_name(device) for device in devices]
     idle = None if idle_s is None else IdleWatch(url, nodes, idle_s)
     names = [device.name for device in devices]
     _supervise(names, settings, check_broker(url), make, ready, idle=idle)
@@ -60,7 +61,7 @@ def run_background(settings: Settings, environ: Mapping[str, str]) -> None:
         return [components.background_child(settings, variables, report)]
 
     ready = f"background worker on {redact_url(url)}"
-    _supervise([recovery.NODE], settings, check_broker(url), make, ready)
+    _supervise([BACKGROUND], settings, check_broker(url), make, ready)
 
 
 def run_api(settings: Settings, environ: Mapping[str, str]) -> None:

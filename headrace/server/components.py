@@ -28,6 +28,7 @@ from headrace.server import recovery
 from headrace.server.embedded_redis import EmbeddedServer, is_true
 from headrace.server.extension import Process
 from headrace.server.gpus import Device
+from headrace.server.health.liveness import BACKGROUND, background_node_name, node_name
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
 from headrace.server.supervisor.child_process import ChildSpec
 
@@ -208,11 +209,6 @@ def _api_child(
     )
 
 
-def node_name(device: Device) -> str:
-    """Return the Celery node name of this host's worker for a device."""
-    return f"{device.name}@{socket.gethostname()}"
-
-
 def worker_child(
     device: Device,
     settings: Settings,
@@ -256,13 +252,13 @@ def background_child(
     settings: Settings, environ: Mapping[str, str], report: Callable[[str], None]
 ) -> ChildSpec:
     """Return the background worker. Each start has an incarnation of its own."""
-    node, url = recovery.node_name(), environ["HEADRACE_REDIS_URL"]
+    node, url = background_node_name(), environ["HEADRACE_REDIS_URL"]
 
     def release(incarnation: str) -> None:
         release_background_tasks(url, incarnation, report)
 
     command, key_of = ["workers.background.app", "-n", node], keys.background_alive
-    return _celery_worker(recovery.NODE, node, command, settings, environ, release, key_of)
+    return _celery_worker(BACKGROUND, node, command, settings, environ, release, key_of)
 
 
 def _celery_worker(

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-
-import redis
+from typing import TYPE_CHECKING
 
 from headrace.config.extensions import parts
+
+if TYPE_CHECKING:
+    import redis
+
+    from headrace.redis.light_client import Asks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +34,7 @@ class Process:
     command: Sequence[str]
     is_ready: Callable[[redis.Redis, str], bool]
     release: Callable[[str, str, Callable[[str], None]], None]
-    check: Callable[[redis.Redis], str]
+    check: Callable[[Asks], str]
     stop_timeout_s: float
     essential: bool = False
 

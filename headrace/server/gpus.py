@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+_NVIDIA_SMI: Final = "nvidia-smi"
 _NVIDIA_SMI_TIMEOUT_S: Final = 20.0
 #: Where MPS has its pipes if CUDA_MPS_PIPE_DIRECTORY does not set it.
 _MPS_PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108
@@ -68,9 +69,14 @@ def visible_gpus(environ: Mapping[str, str], present: list[str]) -> list[str]:
 
 def list_gpus() -> list[str]:
     """Return the UUIDs of the driver's GPUs; for a split GPU those of its MIG devices."""
+    if not any(os.access(Path(at, _NVIDIA_SMI), os.X_OK) for at in os.get_exec_path()):
+        return []
+    # Imported here because health checks are short.
+    import subprocess
+
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "-L"],
+            [_NVIDIA_SMI, "-L"],
             capture_output=True,
             text=True,
             timeout=_NVIDIA_SMI_TIMEOUT_S,

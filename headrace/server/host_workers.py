@@ -1,10 +1,9 @@
-"""The workers of this host: whether they live, serve their models, or are idle; and their end."""
+"""The workers of this host: whether they are idle, and their end."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -16,12 +15,13 @@ import redis.exceptions
 
 from headrace.access.audit import Note, noted
 from headrace.errors import HeadraceError
-from headrace.observability.worker_report import UNLOADED_STATE, WorkerReport, read_report
+from headrace.observability.worker_report import WorkerReport
 from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import queues as queue_scripts
+from headrace.server.health.liveness import live_reports
 from headrace.server.supervisor import proc
 
 #: Seconds between two looks at Redis.
@@ -32,37 +32,6 @@ _REPORT_MAX_S: Final = 2.5
 IDLE_MIN_S: Final = 2 * _REPORT_MAX_S
 _TIMEOUT_S: Final = 2.0
 _POLL_S: Final = 0.1
-
-
-def live_reports(client: redis.Redis) -> dict[str, WorkerReport]:
-    """Return the reports of this host's workers that have a process, by node."""
-    suffix = f"@{socket.gethostname()}"
-    reports = {}
-    owners: Any = client.zrange(keys.WORKERS, 0, -1)
-    for owner in (raw.decode() for raw in owners):
-        # An owner is a node with a suffix, so the reports of other hosts need not be read.
-        if f"{suffix}-" not in owner:
-            continue
-        fields: Any = client.hgetall(keys.worker(owner))
-        report = read_report(fields)
-        # The report of a killed worker remains for some seconds.
-        if report.node.endswith(suffix) and proc.start_time_ticks(report.pid) is not None:
-            reports[report.node] = report
-    return reports
-
-
-def unready_models(reports: Collection[WorkerReport]) -> dict[str, str]:
-    """Return the models of this host that have no loaded replica here, each with its state.
-
-    A model that loads at its first job needs none, nor one whose replicas other hosts have.
-    """
-    states = [item for report in reports for item in report.models.items()]
-    ready = {name for name, model in states if model.ready}
-    return {
-        name: model.state
-        for name, model in states
-        if name not in ready and model.replicas and model.state != UNLOADED_STATE
-    }
 
 
 def drain(client: redis.Redis, *, wait: bool) -> list[str]:

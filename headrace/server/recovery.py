@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import socket
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import redis
@@ -18,7 +17,7 @@ from headrace.redis.connection import connect
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as job_scripts
 from headrace.redis.scripts import script
-from headrace.server.supervisor.proc import start_time_ticks
+from headrace.server.health.liveness import WorkerLiveness
 
 
 def release_incarnation(
@@ -60,22 +59,6 @@ def release_incarnation(
     return released
 
 
-#: How the Celery node name of a background worker begins.
-NODE: Final = "background"
-
-
-class WorkerLiveness(msgspec.Struct, frozen=True):
-    """The process of a live background worker."""
-
-    node: str
-    pid: int
-
-
-def node_name() -> str:
-    """Return the Celery node name of this host's background worker."""
-    return f"{NODE}@{socket.gethostname()}"
-
-
 def report_alive(client: redis.Redis, owner: str, alive: WorkerLiveness, *dead: str) -> int:
     """Report that a background worker is alive; return how many tasks of dead ones were requeued.
 
@@ -100,18 +83,3 @@ def requeue_tasks(redis_url: str, owner: str) -> int:
 def _requeue_dead(client: redis.Redis, living: str, state: bytes, *dead: str) -> int:
     requeue = script("background/requeue_dead").call([], living, state, *dead)
     return int(call_script(client, requeue))
-
-
-def live_workers(client: redis.Redis) -> list[WorkerLiveness]:
-    """List the live background workers; one of this host must also have a process."""
-    owners: Any = client.smembers(keys.BACKGROUND_WORKERS)
-    if not owners:
-        return []
-    found: Any = client.mget([keys.background_alive(owner.decode()) for owner in owners])
-    workers = [msgspec.json.decode(raw, type=WorkerLiveness) for raw in found if raw is not None]
-    here = f"@{socket.gethostname()}"
-    return [
-        worker
-        for worker in workers
-        if not worker.node.endswith(here) or start_time_ticks(worker.pid) is not None
-    ]

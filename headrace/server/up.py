@@ -16,10 +16,11 @@ from headrace.models.catalog import hosted, load_models
 from headrace.observability import logs
 from headrace.observability.extension import LogFiles
 from headrace.redis.compatibility import check_broker
-from headrace.redis.connection import redact_url
-from headrace.server import components, embedded_redis, recovery, state_dir
+from headrace.redis.url import redact_url
+from headrace.server import components, embedded_redis, state_dir
 from headrace.server.extension import pages, processes
 from headrace.server.gpus import worker_devices
+from headrace.server.health.liveness import BACKGROUND
 from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.reloader import Reloader
@@ -165,7 +166,7 @@ class Up:
         """Release what a killed `headrace up` held; its workers died with it."""
         stale, self._stale = self._stale, []
         for incarnation in stale:
-            if incarnation.startswith(f"{recovery.NODE}@"):
+            if incarnation.startswith(f"{BACKGROUND}@"):
                 components.release_background_tasks(self._broker_url, incarnation, self._report)
                 continue
             process = processes().get(incarnation.rpartition("-")[0])

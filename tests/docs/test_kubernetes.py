@@ -107,7 +107,7 @@ class Walkthrough:
             return
         ends = next(n for n, word in enumerate(words) if word.startswith("--"))
         verb, *named = words[:ends]
-        assert verb in ("get", "port-forward", "wait")
+        assert verb in ("delete", "get", "port-forward", "wait")
         if "/" in named[0]:
             kind, name = named[0].split("/")
             (port,) = self.spec(kind, name)["ports"]

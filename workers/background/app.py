@@ -32,6 +32,7 @@ from headrace.redis.connection import connect
 from headrace.redis.outages import OUTAGE_LINES
 from headrace.redis.url import celery_url
 from headrace.server import recovery
+from headrace.server.health.liveness import WorkerLiveness
 from headrace.webhooks.task_message import TASK, WebhookTask
 from workers.background import transport
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
@@ -140,7 +141,7 @@ class LivenessStep(StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self._liveness = recovery.WorkerLiveness(node=consumer.hostname, pid=os.getpid())
+        self._liveness = WorkerLiveness(node=consumer.hostname, pid=os.getpid())
         self._client = connect(self.redis_url)
 
     @override

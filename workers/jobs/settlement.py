@@ -23,7 +23,7 @@ import msgspec
 from handlers.extension import handler_parts
 from headrace.config.inputs.parameters import check_parameters, with_defaults
 from headrace.config.model.catalog import ModelConfig
-from headrace.config.model.options import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
+from headrace.config.model.shared import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S
 from headrace.errors import BY_CODE, NOT_STARTED, HeadraceError, InvalidRequest
 from headrace.jobs.job import State
 from headrace.jobs.message import Message, decode_message

@@ -5,14 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated
 
-from extensions.openai.batches.runner import BatchRunner
 from headrace.cli.shared.options import option
-from headrace.config.environment import ENV_URL
-from headrace.config.settings import load_settings
-from headrace.observability import logs
-from headrace.redis.compatibility import check_broker
-from headrace.server.components import INCARNATION
-from headrace.server.ports import http_url
 
 
 def runner(
@@ -24,6 +17,15 @@ def runner(
     ] = None,
 ) -> None:
     """Run the batch runner, with the API at HEADRACE_URL and the Redis at HEADRACE_REDIS_URL."""
+    # Imported here because the help of `headrace` lists this command.
+    from extensions.openai.batches.runner import BatchRunner
+    from headrace.config.environment import ENV_URL
+    from headrace.config.settings import load_settings
+    from headrace.observability import logs
+    from headrace.redis.compatibility import check_broker
+    from headrace.server.components import INCARNATION
+    from headrace.server.ports import http_url
+
     environ = os.environ
     settings = load_settings(None, environ, {"host": host, "port": port})
     url = settings.needed_redis_url("headrace runner")

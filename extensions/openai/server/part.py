@@ -7,17 +7,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
-import redis
-import redis.exceptions
-
-from extensions.openai.batches.store import BatchStore
 from extensions.openai.redis import keys as batch_keys
 from headrace.errors import HeadraceError
 from headrace.redis import keys
-from headrace.redis.connection import connect
-from headrace.redis.script_client import ScriptClient
+from headrace.redis.light_client import Asks
 from headrace.server.extension import Process, ServerPart
 from headrace.server.supervisor.proc import start_time_ticks
 
@@ -26,14 +21,14 @@ RUNNER: Final = "runner"
 _STOP_S: Final = 25.0
 
 
-def live_runners(client: redis.Redis) -> dict[str, tuple[str, int]]:
+def live_runners(client: Asks) -> dict[str, tuple[str, int]]:
     """Return host and pid of each live runner, by its name."""
-    members: Any = client.zrange(batch_keys.RUNNERS, 0, -1)
+    members = client.execute_command("ZRANGE", batch_keys.RUNNERS, 0, -1)
     named = (member.decode().split(" ") for member in members)
     return {owner: (host, int(pid)) for owner, host, pid in named}
 
 
-def _check(client: redis.Redis) -> str:
+def _check(client: Asks) -> str:
     host = socket.gethostname()
     found = live_runners(client).values()
     pids = [pid for at, pid in found if at == host and start_time_ticks(pid) is not None]
@@ -44,6 +39,13 @@ def _check(client: redis.Redis) -> str:
 
 def _release(redis_url: str, runner: str, report: Callable[[str], None]) -> None:
     """Release the batches of a dead runner, so that another continues them at once."""
+    # Imported here because `headrace health` needs none of it.
+    import redis.exceptions
+
+    from extensions.openai.batches.store import BatchStore
+    from headrace.redis.connection import connect
+    from headrace.redis.script_client import ScriptClient
+
     try:
         with connect(redis_url) as client:
             released = BatchStore(ScriptClient(client), 0, 0).release(runner)

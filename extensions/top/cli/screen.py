@@ -1,4 +1,4 @@
-"""`headrace top`: a live view of a server that keys change, or one view printed once."""
+"""The live view of a server, which keys change; or one view, printed once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
-import typer
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
@@ -26,14 +25,12 @@ from extensions.top.cli.layout import KEYS, SORTS, ViewOptions, lines
 from extensions.top.cli.sample import Sample, read
 from extensions.top.cli.view import View, view_of
 from headrace import Client
-from headrace.cli.shared import options, output
+from headrace.cli.shared import output
 from headrace.cli.shared.exit_codes import ExitCode
 from headrace.cli.shared.interrupts import InterruptHandler, Terminated
-from headrace.cli.shared.options import flag, option
 from headrace.client.sync_client import run_plan
 from headrace.errors import HeadraceError
 
-INTERVAL_S: Final = 2.0
 #: Seconds between two looks for a new view or another size of the terminal.
 LOOK_S: Final = 0.1
 #: Rates are measured over about this many seconds; workers report once per second.
@@ -47,32 +44,8 @@ _DOWN: Final = ("\x1b[B", "\x1bOB", "j")
 _QUIT: Final = ("q", "Q", "\x1b")
 
 
-def top(
-    interval: float = option(
-        "--interval SECONDS",
-        f"Time between two updates (default: {INTERVAL_S:g}).",
-        INTERVAL_S,
-        min=0.5,
-        max=3600,
-    ),
-    once: bool = flag("--once", "Print one view and exit; for pipes and scripts."),
-    url: options.Url = None,
-) -> None:
-    """Show a live view of queues, models, hosts and devices."""
-    # The next poll is the retry.
-    with Client(url, retry_s=0.0) as client:
-        if once:
-            _print_once(client, interval)
-        elif sys.stdin.isatty() and sys.stdout.isatty():
-            raise typer.Exit(_live(client, interval))
-        else:
-            raise typer.BadParameter(
-                "a live view needs a terminal; --once prints one view",
-                param_hint="standard output",
-            )
-
-
-def _print_once(client: Client, interval_s: float) -> None:
+def print_once(client: Client, interval_s: float) -> None:
+    """Print one view, with rates over an interval."""
     before = run_plan(client, read(client.session))
     time.sleep(interval_s)
     view = view_of(run_plan(client, read(client.session)), before)
@@ -86,7 +59,8 @@ def _print_once(client: Client, interval_s: float) -> None:
             output.line(line.plain.rstrip())
 
 
-def _live(client: Client, interval_s: float) -> ExitCode:
+def live(client: Client, interval_s: float) -> ExitCode:
+    """Show the view until a key or a signal ends it."""
     poller = Poller(client, interval_s)
     with InterruptHandler(None) as stops:
         try:

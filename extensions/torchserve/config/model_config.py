@@ -20,7 +20,8 @@ import yaml
 
 from extensions.torchserve.config.sequences import SequenceLimits
 from extensions.torchserve.config.settings import TorchServeConfig
-from headrace.config.yaml_file import BoundedLoader, TooDeep, shown
+from headrace.config.values import shown
+from headrace.config.yaml_file import BoundedLoader, TooDeep
 from headrace.errors import ConfigError
 
 #: The most model processes that a model may have.

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from extensions.torchserve.config.properties import read_properties, write_properties
 from headrace.config.suggestions import did_you_mean
-from headrace.config.yaml_file import convert, shown
+from headrace.config.values import convert, shown
 from headrace.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-import yaml
 from typer.core import TyperGroup
 from typing_extensions import override
 
@@ -363,6 +362,8 @@ def _replicas(text: str, *, total: bool) -> int | str:
 
 
 def _options(given: Iterable[str]) -> dict[str, Any]:
+    import yaml
+
     found: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")

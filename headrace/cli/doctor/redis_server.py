@@ -27,8 +27,8 @@ from headrace.cli.shared.output import error_line
 from headrace.errors import ConfigError
 from headrace.redis import keys
 from headrace.redis.compatibility import OLDEST_VERSION
-from headrace.redis.connection import redact_url
 from headrace.redis.scripts import script
+from headrace.redis.url import redact_url
 from headrace.text import named
 
 _START: Final = "start it, or correct HEADRACE_REDIS_URL"

@@ -1,4 +1,7 @@
-"""Prints results and tables on standard output; messages and questions on standard error."""
+"""Prints results and tables on standard output; messages and questions on standard error.
+
+The parser is imported only for what needs it: `headrace health` works without.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,9 @@ from io import StringIO
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
-import typer
 
 from headrace import errors
-from headrace.cli.shared.exit_codes import ExitCode
+from headrace.cli.shared.exit_codes import ExitCode, exit_code
 from headrace.text import count
 from headrace.text import printable as escaped
 
@@ -28,7 +30,15 @@ _SHORT_CHARS: Final = 200
 
 def message(text: str) -> None:
     """Print a line for people on standard error; its control characters are escaped."""
-    typer.echo(f"headrace: {printable(text)}", err=True)
+    sys.stderr.write(f"headrace: {printable(text)}\n")
+    sys.stderr.flush()
+
+
+def report(error: errors.HeadraceError) -> ExitCode:
+    """Print an error that ended the command, and return the exit code for it."""
+    for text in (error_text(error) or error.code).splitlines():
+        message(text)
+    return exit_code(error)
 
 
 def error_text(error: errors.HeadraceError) -> str:
@@ -201,6 +211,8 @@ def binary(data: bytes, name: str) -> None:
         typer.Exit: standard output is a terminal.
     """
     if sys.stdout.isatty():
+        import typer
+
         message(f"{name} is binary ({count(len(data), 'byte')}); redirect it to a file: > FILE")
         raise typer.Exit(ExitCode.USAGE)
     write_bytes(data)
@@ -228,6 +240,8 @@ def confirm(question: Callable[[], str], *, yes: bool) -> None:
     text = question()
     if not text:
         return
+    import typer
+
     try:
         if typer.confirm(f"headrace: {printable(text)}", err=True):
             return

@@ -14,7 +14,8 @@ from msgspec import UNSET, Meta, UnsetType
 
 from headrace.config.inputs.tensors import TENSORS_TYPE, DeclaredTensors, json_schema
 from headrace.config.suggestions import did_you_mean
-from headrace.config.yaml_file import Document, Key, KeyProblem, load_yaml, read_fields, shown
+from headrace.config.values import shown
+from headrace.config.yaml_file import Document, Key, KeyProblem, load_yaml, read_fields
 from headrace.errors import ConfigError, InvalidRequest
 from headrace.jobs.values.value_check import SchemaProblem, ValueCheck, summary
 

@@ -16,7 +16,8 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config.suggestions import did_you_mean
-from headrace.config.yaml_file import Document, read_fields, shown
+from headrace.config.values import shown
+from headrace.config.yaml_file import Document, read_fields
 from headrace.errors import InvalidRequest
 from headrace.jobs.options import JobOptions
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from headrace.config.model.options import ModelOptions
 from headrace.config.suggestions import listing
+
+if TYPE_CHECKING:
+    from headrace.config.model.options import ModelOptions
 
 
 class Capacity(msgspec.Struct, frozen=True, omit_defaults=True):

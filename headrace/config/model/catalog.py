@@ -30,7 +30,8 @@ from headrace.config.model.pipelines import (
 )
 from headrace.config.model.traffic import Traffic
 from headrace.config.suggestions import did_you_mean, unknown_model
-from headrace.config.yaml_file import Document, KeyProblem, load_yaml, read_fields, shown
+from headrace.config.values import shown
+from headrace.config.yaml_file import Document, KeyProblem, load_yaml, read_fields
 from headrace.errors import ConfigError
 from headrace.jobs.ids import MODEL_NAME
 from headrace.redis import keys

@@ -20,22 +20,18 @@ from headrace.config.inputs.parameters import (
 )
 from headrace.config.model.handler_reference import parse_handler
 from headrace.config.model.optimize import Optimize, optimize_problem
+from headrace.config.model.shared import RETRY_BACKOFF_MAX_S, RETRY_BACKOFF_S, Label
 from headrace.config.model.traffic import Traffic, read_traffic
 from headrace.config.suggestions import listing
-from headrace.config.yaml_file import Document, read_fields, shown
+from headrace.config.values import shown
+from headrace.config.yaml_file import Document, read_fields
 from headrace.errors import ConfigError
 from headrace.jobs.ids import VERSION, VERSION_GRAMMAR
-
-LABEL_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,63}=[A-Za-z0-9_.-]{1,63}$"
-#: What a worker has and what a model needs, in the same form: `gpu=a100`.
-Label = Annotated[str, Meta(pattern=LABEL_PATTERN, examples=["gpu=a100"])]
 
 DEFAULT_TIMEOUT_S: Final = 60.0
 DEFAULT_VERSION: Final = "1.0"
 #: Options for the number of model processes in each worker.
 PER_WORKER: Final = ("replicas", "min_replicas", "max_replicas")
-RETRY_BACKOFF_S: Final = 1.0
-RETRY_BACKOFF_MAX_S: Final = 60.0
 
 _DAY_S: Final = 86_400
 _VERSION: Final = re.compile(VERSION)

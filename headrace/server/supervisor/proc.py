@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from contextlib import suppress
@@ -19,6 +18,8 @@ _START_TIME: Final = 19
 
 def become_subreaper() -> None:
     """Make orphaned descendants of this process its children, so that it can end them."""
+    import ctypes  # not for all who only look
+
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()

@@ -15,7 +15,7 @@ from api import process
 from headrace import Client
 from headrace.errors import ServerUnreachable
 from headrace.server.components import get_json
-from headrace.server.health_probe import Component, check
+from headrace.server.health.probe import Component, check
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.fakes.worker import FakeWorker
 from tests.harness.processes.forked import Forked

@@ -15,7 +15,7 @@ from celery import Celery
 
 from headrace.redis import keys
 from headrace.server import recovery
-from headrace.server.recovery import WorkerLiveness
+from headrace.server.health.liveness import WorkerLiveness, live_background_workers
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.redis_servers import RedisServer, nothing_leaks, redis_server
 from tests.harness.servers.up import running_up
@@ -154,14 +154,14 @@ def test_the_account(redis_db: RedisServer) -> None:
         assert recovery.report_alive(client, "live", alive) == 2
         assert client.lrange(keys.BACKGROUND_TASKS, 0, -1) == [b"dead taken", b"dead held"]
         assert client.exists(keys.background_taken("live"), keys.background_held("live")) == 2
-        assert recovery.live_workers(client) == [alive]
+        assert live_background_workers(client) == [alive]
         assert 0 < client.ttl(keys.background_alive("live")) <= keys.BACKGROUND_TTL_S
         # Its connection was lost: what came over it goes back, and it lives on.
         assert recovery.report_alive(client, "live", alive, "live") == 2
         assert client.smembers(keys.BACKGROUND_WORKERS) == {b"live"}
         client.hset(keys.background_held("live"), "tag", "again")
         assert recovery.requeue_tasks(redis_db.url, "live") == 1
-        assert recovery.live_workers(client) == []
+        assert live_background_workers(client) == []
         assert client.lrange(keys.BACKGROUND_TASKS, -1, -1) == [b"again"]
         client.delete(keys.BACKGROUND_TASKS)
 

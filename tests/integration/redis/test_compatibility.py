@@ -14,7 +14,8 @@ import redis.exceptions
 
 from headrace.errors import BrokerUnavailable, BrokerUnsupported
 from headrace.redis.compatibility import check_broker
-from headrace.redis.connection import connect, connect_async, redact_url
+from headrace.redis.connection import connect, connect_async
+from headrace.redis.url import redact_url
 from headrace.server.ports import free_port
 from tests.harness.fakes.redis import fake_redis
 from tests.harness.servers.redis_servers import RedisServer, redis_server, require

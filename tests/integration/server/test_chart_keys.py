@@ -111,10 +111,10 @@ def test_each_key_is_made_once_and_kept_in_a_secret(
     )  # fmt: skip
     environ["PATH"] = f"{command.parent}:{environ['PATH']}"
 
-    def run() -> tuple[int, str]:
+    def run(client: str = "submit,read") -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, str(CHART / "files" / "create_keys.py"), str(kubernetes.account),
-             "my", "client:submit,read", "metrics:read"],
+             "my", f"client:{client}", "metrics:read"],
             cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
@@ -140,6 +140,8 @@ def test_each_key_is_made_once_and_kept_in_a_secret(
     }
     assert not any(key in text for key in first.values()), "a log is no place for a key"
     assert run()[1].count("there already") == 2
+    changed = run(client="submit")[1].splitlines()
+    assert ["delete the Secret" in line for line in changed] == [True, False], changed
     assert {name: kubernetes.key(name) for name in first} == first
     # Redis has lost its data: the keys in the Secrets are worth nothing.
     redis_db.client().flushdb()

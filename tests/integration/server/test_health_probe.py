@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from headrace.redis import keys
+from headrace.redis.url import redact_url
 from headrace.server import recovery
 from headrace.server.embedded_redis import AUTH_NAME, PORT_NAME
+from headrace.server.health.liveness import WorkerLiveness
 from headrace.server.ports import free_port
 from tests.harness.servers.api_server import api_server, catalog
-from tests.harness.servers.redis_servers import RedisServer, redis_server
-from tests.harness.servers.up import RunningUp, headrace, started
+from tests.harness.servers.redis_servers import FLAVOURS, RedisServer, redis_server
+from tests.harness.servers.up import RunningUp, clean_environment, headrace, started
 from tests.harness.wait import wait_until
 
 HOST = socket.gethostname()
@@ -112,11 +116,9 @@ def test_a_background_worker_that_is_seen(tmp_path: Path, redis_db: RedisServer)
     ended = os.posix_spawn("/bin/true", ["true"], {})
     os.waitpid(ended, 0)
     with redis_db.client() as client:
-        recovery.report_alive(client, "dead", recovery.WorkerLiveness(f"background@{HOST}", ended))
+        recovery.report_alive(client, "dead", WorkerLiveness(f"background@{HOST}", ended))
         assert health(tmp_path, "background", **url)[0] == 1
-        recovery.report_alive(
-            client, "live", recovery.WorkerLiveness(f"background@{HOST}", os.getpid())
-        )
+        recovery.report_alive(client, "live", WorkerLiveness(f"background@{HOST}", os.getpid()))
         client.expire(keys.background_alive("live"), 600)
     assert healthy(tmp_path, "background", **url) == f"serving: background@{HOST}"
 
@@ -168,3 +170,58 @@ def test_a_part_that_there_is_not(tmp_path: Path) -> None:
     status, said = health(tmp_path, "wroker")
     assert status == 2
     assert "api, worker, background, flower, redis, runner" in said
+
+
+def test_a_check_needs_neither_the_parser_nor_a_large_client(
+    tmp_path: Path, redis_db: RedisServer
+) -> None:
+    register(redis_db, f"cpu0@{HOST}", os.getpid())
+    url = {"HEADRACE_REDIS_URL": redis_db.url, "CUDA_VISIBLE_DEVICES": ""}
+    for arguments in (["worker", "--workers=1"], ["--models", "worker"], ["redis"]):
+        program = (
+            "import sys; from headrace.__main__ import main\n"
+            f"sys.argv[1:] = ['health', *{arguments}]\n"
+            "try:\n    main()\nfinally:\n    print(*sys.modules)"
+        )
+        ended = subprocess.run(
+            [sys.executable, "-c", program], env={**clean_environment(), **url},
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ended.returncode == 0, ended.stderr
+        imported = {name.partition(".")[0] for name in ended.stdout.split()}
+        assert "msgspec" in imported
+        assert not imported & {"typer", "redis", "yaml", "rich", "httpx2", "asyncio", "subprocess"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["worker", "--workers", "x"], ["api", "--mod"], ["api", "redis"]]
+)
+def test_mistakes_are_for_the_parser(tmp_path: Path, arguments: list[str]) -> None:
+    ended = headrace("health", *arguments, cwd=tmp_path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert "headrace health --help' for help" in ended.stderr
+    assert "--models" in headrace("health", "--help", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_every_way_to_log_in(tmp_path: Path, flavour: str) -> None:
+    socket_file = tmp_path / "redis.sock"
+    with redis_server(flavour, "--unixsocket", str(socket_file), password="p%w/ @") as server:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "me", "on", ">hush", "~*", "+@all")
+        place = f"127.0.0.1:{server.port}"
+        for url in (
+            f"redis://:p%25w%2F%20%40@{place}/3",
+            f"redis://me:hush@{place}",
+            f"unix://me:hush@{socket_file}?db=2",
+        ):
+            said = healthy(tmp_path, "redis", HEADRACE_REDIS_URL=url)
+            assert said == f"Redis at {redact_url(url)}: PONG"
+        status, said = health(tmp_path, "redis", HEADRACE_REDIS_URL=f"redis://me:wrong@{place}")
+        assert status == 1
+        assert said.startswith(f"headrace: Redis at redis://me:***@{place}: ")
+        assert "invalid username-password pair" in said
+        status, said = health(tmp_path, "redis", HEADRACE_REDIS_URL=f"redis://{place}")
+        assert status == 1
+        assert "authenticated" in said

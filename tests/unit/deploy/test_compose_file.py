@@ -27,9 +27,10 @@ from headrace.config.settings import (
     Settings,
     load_settings,
 )
-from headrace.server import components, health_probe
+from headrace.server import components
 from headrace.server.extension import processes
 from headrace.server.gpus import Device
+from headrace.server.health import probe
 from tests.harness.deploy import compose_file
 from tests.harness.deploy.compose_file import seconds
 
@@ -157,7 +158,7 @@ def test_every_service_is_restarted_watched_and_locked_in(files: list[Path]) -> 
         # Docker's own first process reaps what a killed part leaves, and hands on signals.
         assert spec["init"] is True
         assert spec["depends_on"]["redis"] == {"condition": "service_healthy"}
-        assert seconds(spec["healthcheck"]["timeout"]) > health_probe.TIMEOUT_S
+        assert seconds(spec["healthcheck"]["timeout"]) > probe.TIMEOUT_S
         assert spec.get("build", {"context": "."})["context"] == "."
 
 

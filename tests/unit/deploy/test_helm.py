@@ -160,12 +160,15 @@ def test_the_values_and_their_schema_have_the_same_keys() -> None:
     assert not check.is_valid({"settings": {"auth": False}})
 
     def compare(schema: dict[str, Any], values: Any, at: str) -> None:
+        if "allOf" in schema:
+            schema = schema["allOf"][0]
         if "$ref" in schema:
             schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
         # What Kubernetes or Headrace defines is free here.
         if schema.get("additionalProperties") is False and at != "resources":
             known = schema["properties"]
-            assert known.keys() - {"claims", "global"} == values.keys(), at
+            # A pool has a name, and the defaults of pools have none.
+            assert known.keys() - {"claims", "global", "name"} == values.keys(), at
             for name in values:
                 compare(known[name], values[name], name)
 
@@ -512,6 +515,25 @@ def test_monitoring_is_what_deploy_has() -> None:
             "the model b is in no pool",
         ),
         ({"workers": [{"name": "a", "replica": 2}]}, "'replica' not allowed"),
+        ({"workers": [{"models": ["a"]}]}, "missing property 'name'"),
+        ({"workers": [{"name": "a"}, {"name": "b"}, {"name": "a"}]}, "the name a is there twice"),
+        ({"workers": [{"name": "a", "labels": ["gpu=a 100"]}]}, "does not match pattern"),
+        (
+            {
+                "models": {"a": {}},
+                "workers": [{"name": "p", "keda": {"scale": "job", "minReplicas": 9}}],
+            },
+            "more keda.minReplicas than keda.maxReplicas",
+        ),
+        ({"workerDefaults": {"name": "a"}}, "/workerDefaults/name"),
+        ({"api": {"autoscaling": {"enabled": True, "minReplicas": 11}}}, "greater than max"),
+        ({"redis": {"server": {"maxmemory": "1500mb"}}}, "less than 1.5 times maxmemory 1500mb"),
+        ({"pipelines": {"p": {}}}, "pipelines without models"),
+        ({"workerDefaults": {"models": ["gone"]}}, "pool default names the model gone"),
+        # The chart sets these itself, or the probes would fail.
+        ({"settings": {"redis_url": "redis://h"}}, "see redis.url or redis.existingSecret"),
+        ({"settings": {"tls_cert_file": "a.pem"}}, "see ingress.tlsSecret"),
+        ({"settings": {"drain_timeout_s": 9}}, "see drainSeconds"),
         ({"keys": [], "monitoring": {"serviceMonitor": {"enabled": True}}}, "need an API key"),
         ({**GPU, "keys": [{"name": "mine", "scopes": ["read"]}]}, "need an API key"),
     ],
@@ -520,6 +542,102 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: st
     status, _, errors = helm("template", "headrace", str(CHART), values=values)
     assert status != 0
     assert message in errors
+
+
+LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
+SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def label_values(value: Any) -> Iterator[str]:
+    """The labels of an object and of what it starts or selects."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if name in ("labels", "matchLabels") and isinstance(inner, dict):
+                yield from inner.values()
+            else:
+                yield from label_values(inner)
+    elif isinstance(value, list):
+        for one in value:
+            yield from label_values(one)
+
+
+@pytest.mark.parametrize(
+    ("release", "values"),
+    # The names of pools need room, so that the longest name has none.
+    [("ml.eu-1.prod", GPU), ("a" * 26, GPU), ("headrace." + "x-" * 21 + "y", {"workers": []})],
+)
+def test_any_name_of_a_release_and_any_tag_makes_valid_names(
+    release: str, values: dict[str, Any]
+) -> None:
+    objects = rendered({**values, "image": {"tag": "1.0-rc@sha256:" + "ab" * 32}}, release=release)
+    for one in objects:
+        assert SERVICE.fullmatch(one["metadata"]["name"]), one["metadata"]["name"]
+        for label in label_values(one):
+            assert LABEL.fullmatch(label), label
+    (_, api) = next(pod for name, pod in ours(objects).items() if name.endswith("-api"))
+    assert api["image"] == "headrace-api:1.0-rc@sha256:" + "ab" * 32
+    status, _, errors = helm("template", "1" + release, str(CHART))
+    assert status != 0
+    assert "begins with a digit" in errors
+
+
+def test_two_releases_in_a_namespace_share_no_object() -> None:
+    names = [
+        {(one["kind"], one["metadata"]["name"]) for one in rendered(GPU, release=release)}
+        for release in ("headrace", "headrace-b", "b")
+    ]
+    assert len(set.union(*names)) == sum(map(len, names))
+
+
+@pytest.mark.parametrize(
+    ("maxmemory", "limit", "fits"),
+    [
+        ("1gb", "1536Mi", True), ("1gb", "1535Mi", False), ("1g", "1500M", True),
+        ("0", "1Mi", True),
+        ("1000", 1500, True), ("2g", 2_999_999_999, False), ("2g", "3e9", True), ("2g", "", True),
+        ("1gb", "1.5Gi", True), ("1gb", None, True),
+    ],
+)  # fmt: skip
+def test_redis_has_room_for_a_rewrite_of_its_file(maxmemory: str, limit: Any, fits: bool) -> None:
+    server = {"maxmemory": maxmemory, "resources": {"limits": {"memory": limit}}}
+    status, _, errors = helm("template", "a", str(CHART), values={"redis": {"server": server}})
+    assert (status == 0) is fits, errors
+
+
+def test_the_defaults_of_pools_may_list_models() -> None:
+    values = {
+        "models": {"a": {"handler": "echo"}, "b": {"handler": "echo"}},
+        "workers": [{"name": "one"}, {"name": "rest", "models": []}],
+        "workerDefaults": {"models": ["a"]},
+    }
+    objects = ours(rendered(values))
+    assert {
+        pool: environment(objects[f"headrace-worker-{pool}"][1])["HEADRACE_WORKER_LABELS"]
+        for pool in ("one", "rest")
+    } == {"one": "model=a", "rest": "model=b"}
+
+
+def test_no_replicas_are_none() -> None:
+    values = {"api": {"replicas": 0}, "background": {"replicas": 0}, "runner": {"replicas": 0}}
+    objects = by_kind(rendered({**values, "workerDefaults": {"replicas": 0}}), "Deployment")
+    assert {one["spec"]["replicas"] for one in objects.values()} == {0}
+
+
+def test_each_reader_gets_a_key_that_fits() -> None:
+    """`helm test` submits with a key that may, and `secretKey` is of the operator's Secret only."""
+    keys = [{"name": "metrics", "scopes": ["read"]}, {"name": "me", "scopes": ["read", "submit"]}]
+    monitoring = {"serviceMonitor": {"enabled": True}}
+    for keda, wanted in (
+        ({"secretKey": "token"}, {"name": "headrace-key-metrics", "key": "key"}),
+        ({"secretKey": "token", "existingSecret": "mine"}, {"name": "mine", "key": "token"}),
+    ):
+        objects = rendered({**GPU, "keys": keys, "keda": keda, "monitoring": monitoring})
+        (monitor,) = by_kind(objects, "ServiceMonitor").values()
+        assert monitor["spec"]["endpoints"][0]["authorization"]["credentials"] == wanted
+        (trigger,) = by_kind(objects, "TriggerAuthentication").values()
+        assert trigger["spec"]["secretTargetRef"] == [{"parameter": "token", **wanted}]
+    assert "headrace-key-me" in json.dumps(pods(objects)["headrace-test-job"])
+    assert "headrace-test-job" not in pods(rendered({"keys": keys[:1]}))
 
 
 def test_the_notes_have_the_next_two_commands(tmp_path: Path) -> None:

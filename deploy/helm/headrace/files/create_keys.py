@@ -46,15 +46,19 @@ def main(account: Path, release: str, keys: list[str]) -> None:
                 f"{method} of Secret {name}: {error.code} {error.read().decode()}"
             ) from error
 
-    known = {json.loads(line)["id"] for line in headrace("keys", "list", "--json").splitlines()}
+    listed = map(json.loads, headrace("keys", "list", "--json").splitlines())
+    known = {key["id"]: key["scopes"] for key in listed}
     for item in keys:
         name, _, scopes = item.partition(":")
         secret = f"{release}-key-{name}"
         found = call("GET", secret)
         text = base64.b64decode((found or {}).get("data", {}).get("key", "")).decode()
         # hr_ID_SECRET
-        if text and text.split("_")[1] in known:
-            print(f"{secret}: there already")
+        if text and (has := known.get(text.split("_")[1])) is not None:
+            # Its clients may run, and jobs belong to it.
+            hint = "; to change them, delete the Secret, upgrade, and revoke the old key"
+            differs = set(has) != set(scopes.split(","))
+            print(f"{secret}: there already, with {','.join(has)}{hint if differs else ''}")
             continue
         options = [word for scope in scopes.split(",") for word in ("--scope", scope)]
         created = json.loads(headrace("keys", "create", name, *options, "--json"))

@@ -1,6 +1,7 @@
+{{- /* A release may have dots in its name, and a Service may not. */ -}}
 {{- define "headrace.fullname" -}}
-{{- if contains "headrace" .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}{{ printf "%s-headrace" .Release.Name | trunc 40 | trimSuffix "-" }}{{ end -}}
+{{- $name := .Release.Name | replace "." "-" }}
+{{- contains "headrace" $name | ternary $name (printf "%s-headrace" $name) | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
 {{- define "headrace.selector" -}}
@@ -13,7 +14,8 @@ app.kubernetes.io/component: {{ . }}
 
 {{- define "headrace.labels" -}}
 {{ include "headrace.selector" . }}
-app.kubernetes.io/version: {{ .root.Values.image.tag | default .root.Chart.AppVersion | quote }}
+{{- /* A tag may have a digest, and be longer than a label. */}}
+app.kubernetes.io/version: {{ regexReplaceAll "[^A-Za-z0-9_.-]+" (.root.Values.image.tag | default .root.Chart.AppVersion) "_" | trunc 63 | trimAll "_.-" | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: headrace
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
@@ -37,10 +39,32 @@ labels: {{- include "headrace.labels" . | nindent 2 }}
 http://{{ include "headrace.fullname" . }}-api.{{ .Release.Namespace }}.svc:{{ .Values.api.service.port }}
 {{- end }}
 
+{{- /* The name of the first key of `keys` that may submit and read; "" if none may. */ -}}
+{{- define "headrace.clientKey" -}}
+{{- $found := "" }}
+{{- range .Values.keys }}{{ if and (not $found) (has "submit" .scopes) (has "read" .scopes) }}{{ $found = .name }}{{ end }}{{ end }}
+{{- $found }}
+{{- end }}
+
+{{- /* The key for KEDA and Prometheus, as a reference. `secretKey` is that of a Secret of the operator. */ -}}
+{{- define "headrace.metricsKey" -}}
+{{- $given := .Values.keda.existingSecret -}}
+name: {{ $given | default (printf "%s-key-metrics" (include "headrace.fullname" .)) }}, key: {{ ternary .Values.keda.secretKey "key" (ne $given "") }}
+{{- end }}
+
+{{- /* A size of Redis or of Kubernetes in bytes; -1 if its unit is a rare one. */ -}}
+{{- define "headrace.bytes" -}}
+{{- $units := dict "" 1 "k" 1e3 "m" 1e6 "g" 1e9 "t" 1e12 "kb" 1024 "mb" 1048576 "gb" 1073741824 "ki" 1024 "mi" 1048576 "gi" 1073741824 "ti" 1099511627776 }}
+{{- $unit := regexReplaceAll "^[0-9.]+" (toString .) "" | lower }}
+{{- if not (kindIs "string" .) }}{{ int64 . }}
+{{- else if hasKey $units $unit }}{{ mulf (regexFind "^[0-9.]+" . | float64) (get $units $unit) | int64 }}
+{{- else }}-1{{ end }}
+{{- end }}
+
 {{- /* The models that pools list, as a JSON list. */ -}}
 {{- define "headrace.listed" -}}
 {{- $listed := list }}
-{{- range .Values.workers }}{{ $listed = concat $listed (.models | default list) }}{{ end }}
+{{- range .Values.workers }}{{ $listed = concat $listed (ternary .models $.Values.workerDefaults.models (hasKey . "models")) }}{{ end }}
 {{- toJson $listed }}
 {{- end }}
 
@@ -259,12 +283,25 @@ failureThreshold: 3
 {{- if contains "@" $v.redis.url }}{{ fail "redis.url has a password: put the URL into a Secret and name it in redis.existingSecret" }}{{ end }}
 {{- if and $v.redis.url $v.redis.server.enabled }}{{ fail "redis.url names another server: set redis.server.enabled to false" }}{{ end }}
 {{- if not (or $v.redis.url $v.redis.existingSecret $v.redis.server.enabled) }}{{ fail "there is no Redis: set redis.existingSecret, redis.url or redis.server.enabled" }}{{ end }}
+{{- if and $v.pipelines (not $v.models) }}{{ fail "pipelines without models: set models too, as both make the models file" }}{{ end }}
 {{- if and $v.flower.enabled (not $v.flower.existingSecret) }}{{ fail "flower.enabled needs flower.existingSecret, with user:password" }}{{ end }}
+{{- if not (regexMatch "^[a-z]" (include "headrace.fullname" .)) }}{{ fail "the release's name begins with a digit, which no Service may: choose another name" }}{{ end }}
+{{- range $key, $use := dict "redis_url" "redis.url or redis.existingSecret" "webhook_secrets" "webhooks.existingSecret" "tls_cert_file" "ingress.tlsSecret" "tls_key_file" "ingress.tlsSecret" "host" "api.service" "port" "api.service.port" "stop_delay_s" "api.stopDelaySeconds" "drain_timeout_s" "drainSeconds of workerDefaults, a pool or background" "worker_labels" "labels of workerDefaults or a pool" "flower_host" "flower" "flower_port" "flower" }}
+{{- if hasKey $v.settings $key }}{{ fail (printf "settings.%s is not for pods of this chart: remove it, and see %s in values.yaml" $key $use) }}{{ end }}
+{{- end }}
+{{- $limit := dig "limits" "memory" "" $v.redis.server.resources }}
+{{- $bytes := include "headrace.bytes" $limit | float64 }}
+{{- if and $v.redis.server.enabled (gt $bytes 0.0) (lt $bytes (mulf 1.5 (include "headrace.bytes" $v.redis.server.maxmemory | float64))) }}{{ fail (printf "redis.server: the limit of memory %v is less than 1.5 times maxmemory %s: raise resources.limits.memory, or lower maxmemory" $limit $v.redis.server.maxmemory) }}{{ end }}
+{{- range $list := list "workers" "keys" }}
+{{- $names := list }}{{ range get $v $list }}{{ if has .name $names }}{{ fail (printf "%s: the name %s is there twice" $list .name) }}{{ end }}{{ $names = append $names .name }}{{ end }}
+{{- end }}
+{{- if and $v.api.autoscaling.enabled (gt (int $v.api.autoscaling.minReplicas) (int $v.api.autoscaling.maxReplicas)) }}{{ fail "api.autoscaling: minReplicas is greater than maxReplicas" }}{{ end }}
 {{- if and $v.ingress.enabled (not $v.ingress.host) }}{{ fail "ingress.enabled needs ingress.host" }}{{ end }}
 {{- $open := false }}
 {{- range $pool := $v.workers }}
-{{- if not .models }}{{ $open = true }}{{ end }}
-{{- range .models }}{{ if not (hasKey $v.models .) }}{{ fail (printf "workers: the pool %s names the model %s, which is not in `models`" $pool.name .) }}{{ end }}{{ end }}
+{{- $models := ternary .models $v.workerDefaults.models (hasKey . "models") }}
+{{- if not $models }}{{ $open = true }}{{ end }}
+{{- range $models }}{{ if not (hasKey $v.models .) }}{{ fail (printf "workers: the pool %s names the model %s, which is not in `models`" $pool.name .) }}{{ end }}{{ end }}
 {{- end }}
 {{- if not $open }}
 {{- range $name, $_ := $v.models }}{{ if not (has $name (include "headrace.listed" $ | fromJsonArray)) }}{{ fail (printf "the model %s is in no pool: add it to the `models` of one, or add a pool without `models`" $name) }}{{ end }}{{ end }}

@@ -3,28 +3,24 @@
 For the health checks of containers, whose images have no curl. A check sends a request to the
 component; workers and processes of extensions are looked up in Redis. It returns a line about what
 it found, and raises a HeadraceError if the component does not serve.
+
+A check runs every few seconds in each container, so it imports only what it needs.
 """
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, Final
-
-import redis
-import redis.exceptions
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.settings import Settings, load_settings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.redis import keys
-from headrace.redis.connection import connect, redact_url
-from headrace.server import components, recovery
-from headrace.server.embedded_redis import redis_url_here
-from headrace.server.extension import processes
-from headrace.server.gpus import worker_devices
-from headrace.server.host_workers import live_reports, unready_models
-from headrace.server.ports import http_get, http_url
+from headrace.redis.url import read_url, redact_url
+
+if TYPE_CHECKING:
+    from headrace.redis.light_client import Asks
+    from headrace.server.extension import Process
 
 #: A loaded machine answers late. The timeout of the container's check must be longer.
 TIMEOUT_S: Final = 4.0
@@ -53,8 +49,8 @@ def run_check(
             status 0 and 1.
         ConfigError: the component is unknown.
     """
-    known = [*Component, *processes()]
-    if name not in known:
+    if name not in [*Component] and name not in (others := _processes()):
+        known = [*Component, *others]
         raise ConfigError(f"unknown component {name!r}", hint=f"use one of {', '.join(known)}")
     if models and name != Component.WORKER:
         raise ConfigError("--models is for the component worker", hint="leave it out")
@@ -81,19 +77,23 @@ def check(
         return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
     if component == Component.FLOWER:
         return check_http("Flower", settings.flower_host, settings.flower_port, "/healthcheck")
-    url = redis_url_here(settings)
+    url = settings.redis_url or _embedded_url(settings)
     if component == Component.WORKER:
         return check_workers(url, workers, environ, models=models)
     if component == Component.BACKGROUND:
         return check_background(url)
     if component == Component.REDIS:
-        _ask(url, lambda client: client.ping())
+        _ask(url, lambda client: client.execute_command("PING"))
         return f"Redis at {redact_url(url)}: PONG"
-    return str(_ask(url, processes()[component].check))
+    return str(_ask(url, _processes()[component].check))
 
 
 def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False) -> str:
     """Check that a server answers a GET with 2xx in time."""
+    import http.client
+
+    from headrace.server.ports import http_get, http_url
+
     where = f"{what}: GET {http_url(host, port, tls=tls)}{path}"
     try:
         status, _, _ = http_get(host, port, path, timeout_s=TIMEOUT_S, tls=tls)
@@ -106,8 +106,10 @@ def check_http(what: str, host: str, port: int, path: str, *, tls: bool = False)
 
 def check_background(url: str) -> str:
     """Check that the background worker of this host is alive."""
-    node = recovery.node_name()
-    if node not in {alive.node for alive in _ask(url, recovery.live_workers)}:
+    from headrace.server.health.liveness import background_node_name, live_background_workers
+
+    node = background_node_name()
+    if node not in {alive.node for alive in _ask(url, live_background_workers)}:
         raise HeadraceError(f"not seen in the last {keys.BACKGROUND_TTL_S} s: {node}")
     return f"serving: {node}"
 
@@ -120,7 +122,10 @@ def check_workers(
     Args:
         models: each model that these workers serve must also have a loaded replica here.
     """
-    wanted = [components.node_name(device) for device in worker_devices(environ, workers)]
+    from headrace.server.gpus import worker_devices
+    from headrace.server.health.liveness import live_reports, node_name, unready_models
+
+    wanted = [node_name(device) for device in worker_devices(environ, workers)]
     reports = _ask(url, live_reports)
     missing = [node for node in wanted if node not in reports]
     if missing:
@@ -132,7 +137,42 @@ def check_workers(
     return f"serving: {', '.join(wanted) or 'no worker'}"
 
 
-def _ask(url: str, question: Callable[[redis.Redis], Any]) -> Any:
+def _processes() -> Mapping[str, Process]:
+    from headrace.server.extension import processes
+
+    return processes()
+
+
+def _embedded_url(settings: Settings) -> str:
+    from headrace.server.embedded_redis import redis_url_here
+
+    return redis_url_here(settings)
+
+
+def _ask(url: str, question: Callable[[Asks], Any]) -> Any:
+    import hiredis
+
+    from headrace.redis.light_client import LightClient, is_light
+
+    address = read_url(url)
+    if is_light(address):
+        try:
+            with LightClient(address, TIMEOUT_S) as client:
+                return question(client)
+        except TimeoutError as error:
+            raise HeadraceError(
+                f"Redis at {redact_url(url)}: no answer in {TIMEOUT_S:g} s"
+            ) from error
+        except (OSError, hiredis.HiredisError):
+            pass  # the errors of redis-py have the reason
+    return _ask_redis_py(url, question)
+
+
+def _ask_redis_py(url: str, question: Callable[[Asks], Any]) -> Any:
+    import redis.exceptions
+
+    from headrace.redis.connection import connect
+
     with connect(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S) as client:
         try:
             return question(client)

@@ -225,6 +225,29 @@ def test_a_view_gives_record_result_and_place(queue: Queue) -> None:
     assert meta == b""
 
 
+def test_the_message_of_a_job_is_found_wherever_it_waits(queue: Queue) -> None:
+    ids = [queue.submit_one(step=step) for step in (0, 0, 0, 3)]
+    later = queue.submit_one(delay_us=10**9)
+
+    def found(job_id: str) -> bool:
+        raw = queue.call("records/message", [], job_id)
+        return bool(raw) and f'"id":"{job_id}"' in raw.decode()
+
+    assert all(map(found, [*ids, later]))
+    first, second, third = queue.claim(3).jobs
+    assert all(map(found, ids)), "some are leased"
+    # Those that return first are behind their tickets now.
+    queue.release(second)
+    queue.release(first)
+    queue.cancel(third.id)
+    assert all(map(found, [first.id, second.id, third.id, ids[3]]))
+    queue.settle(third)
+    queue.cancel(later)
+    assert [found(job_id) for job_id in (third.id, later, "nobody")] == [False] * 3
+    queue.settle_all()
+    assert not any(map(found, ids))
+
+
 def test_a_place_counts_down_as_the_queue_moves(queue: Queue) -> None:
     ids = [queue.submit_one(step=3) for _ in range(5)]
     assert [queue.place(job_id) for job_id in ids] == [1, 2, 3, 4, 5]

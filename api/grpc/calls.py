@@ -100,7 +100,8 @@ def handler(
                 finally:
                     services.stream_limit.leave(request.caller.key_id)
             else:
-                raw = await ROOM.read(partial(_read, context), services.settings)
+                host = context.peer().rpartition(":")[0]
+                raw = await ROOM.read(partial(_read, context), host, services.settings)
                 size = len(raw)
                 given, raw = [decoded(message, raw)], b""
                 # Only the method has the message, so that it can let go of it.

@@ -10,12 +10,15 @@ from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError, RequestTimeout
 
 #: The messages of unary calls in progress have at most `body_limit_bytes` times this.
 MESSAGES_MAX: Final = 16
+#: One host's clients send so many messages at a time, so that they never take all the room.
+SHARE: Final = MESSAGES_MAX // 2
 Read = Callable[[], Awaitable[bytes]]
 
 
@@ -34,22 +37,39 @@ class Room:
         self._taken = 0
         self._reading = set[asyncio.Timeout]()
         self._line = asyncio.Lock()
+        self._shares = WeakValueDictionary[str, asyncio.Semaphore]()
+        self._waiting = 0  # for their shares
         self._freed = asyncio.Event()
 
-    async def read(self, read: Read, settings: Settings) -> bytes:
+    async def read(self, read: Read, host: str, settings: Settings) -> bytes:
         """Read a message as soon as there is room for the longest one, and count it.
 
         Raises:
             MessagesFull: those in progress leave no room for it.
             RequestTimeout: it has not come within `request_timeout_s`, and others wait.
         """
+        self._refuse(settings.body_limit_bytes)
+        share = self._shares.setdefault(host, asyncio.Semaphore(SHARE))
+        if share.locked():
+            self._limit(settings)
+        self._waiting += 1
+        try:
+            await share.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            return await self._read(read, settings)
+        finally:
+            share.release()
+
+    async def _read(self, read: Read, settings: Settings) -> bytes:
         longest = settings.body_limit_bytes
-        self._refuse(longest)
         async with self._line:
             while self._no_room(longest, longest):
                 self._refuse(longest)
                 await self._change(settings)
-        timeout = asyncio.timeout(None)
+        hurried = self._waiting or self._line.locked()
+        timeout = asyncio.timeout(settings.request_timeout_s if hurried else None)
         self._reading.add(timeout)
         try:
             async with timeout:
@@ -92,12 +112,16 @@ class Room:
             )
 
     async def _change(self, settings: Settings) -> None:
-        """Wait until there may be more room: only now the messages that come have a limit."""
+        """Wait until there may be more room."""
+        self._limit(settings)
+        self._freed.clear()
+        await self._freed.wait()
+
+    def _limit(self, settings: Settings) -> None:
+        """Limit the time of the messages that come, as others wait now."""
         for one in self._reading:
             if one.when() is None:
                 one.reschedule(asyncio.get_running_loop().time() + settings.request_timeout_s)
-        self._freed.clear()
-        await self._freed.wait()
 
 
 ROOM: Final = Room()

@@ -69,6 +69,8 @@ def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
         InvalidRequest: as `document_of` and `instances_of`, and for NaN and Infinity.
     """
     try:
+        if not body.isascii():
+            body.decode()  # the text of a Raw may be no UTF-8
         found = _TEXTS(body)
         check_signature(found.signature_name)
         if bool(found.instances) != bool(memoryview(found.inputs).nbytes):

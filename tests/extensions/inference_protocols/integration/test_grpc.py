@@ -31,9 +31,10 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
-from api.grpc.room import own_port
+from api.grpc.room import Room, own_port
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
+from headrace.config.settings import Settings
 from headrace.server.ports import free_port
 from tests.extensions.inference_protocols.integration.conftest import HANDLERS, tensors
 from tests.harness.clients.access import make_key
@@ -404,6 +405,27 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
         assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
         assert "the message has not come within 1 s" in silent[0].details()
     assert not site.jobs("waiting", "queued")
+
+
+def test_silent_calls_of_one_host_do_not_keep_others_out() -> None:
+    async def silent() -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    async def sent() -> bytes:
+        return b"message"
+
+    async def both() -> bytes:
+        room, settings = Room(), Settings(redis_url="redis://localhost")
+        tasks = [asyncio.create_task(room.read(silent, "a", settings)) for _ in range(100)]
+        await asyncio.sleep(0)
+        found = await room.read(sent, "b", settings)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return found + await room.read(sent, "a", settings)
+
+    assert asyncio.run(both()) == b"messagemessage"
 
 
 def test_another_deployment_cannot_share_the_port(site: Site, tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ def test_an_answer_has_the_form_of_its_request(
         ("half:explain", {}, 501, "explain is not supported: "),
         ("half:predict", b"{", 400, "JSON Parse error: "),
         ("half:predict", b"", 400, "JSON Parse error: "),
+        ("echo:predict", b'{"instances": [{"b64": "\xff"}]}', 400, "JSON Parse error: 'utf-8'"),
+        ("echo:predict", b'{"inputs": %s}' % (b"[" * 10**5), 400, "failed to parse the req"),
         ("half:predict", b"[" * 100_000, 400, "failed to parse the request JSON"),
         ("echo:predict", b'{"inputs":' + b"[" * 995 + b"]" * 995 + b"}", 400, "failed to parse"),
         ("half:predict", [1], 400, "JSON Value: [1] Is not object"),

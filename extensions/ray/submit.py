@@ -14,7 +14,7 @@ from typing_extensions import override
 from extensions.ray.predict import in_actors, in_words
 from extensions.ray.tables import Columns, Ended, Given, inputs, with_ends
 from headrace.client import Client
-from headrace.client.inputs import Options, check_option_values
+from headrace.client.inputs import Options, checked_options, plain_values
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import check_id, new_id
 from headrace.runs.engine import Engine
@@ -75,16 +75,20 @@ def submit(
 
     Raises:
         ConfigError: Ray is not installed.
-        InvalidRequest: the run id is not valid, or there is no such option.
+        InvalidRequest: the run id or an option is not valid.
     """
-    check_option_values(options)
+    job_options: dict[str, Any] = {
+        "priority": BATCH_PRIORITY, "result_ttl": RESULT_TTL_S, **options
+    }  # fmt: skip
+    job_options.update(checked_options(options))
     run = check_id(run_id) if run_id is not None else f"ray-{new_id()}"
     arguments = {
         "run": run, "columns": Columns(input, key, content_type),
         "client": {"url": url, "api_key": api_key, "retry_s": retry_s},
         "spec": {
-            "model": model, "version": version, "parameters": dict(parameters or {}),
-            "options": {"priority": BATCH_PRIORITY, "result_ttl": RESULT_TTL_S, **options},
+            "model": model, "version": version,
+            "parameters": plain_values(parameters or {}, "a parameter"),
+            "options": job_options,
         },
     }  # fmt: skip
     return in_actors(ds, "QueueSender", arguments, batch_size, concurrency, {"num_cpus": num_cpus})

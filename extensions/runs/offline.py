@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 from typing_extensions import override
 
@@ -18,7 +18,7 @@ from extensions.runs.registry import need_pyarrow, sink_for, source_for
 from extensions.runs.rows import python_rows, table_with
 from extensions.runs.sources.options import LimitedSource, SourceOptions
 from extensions.runs.sources.values import FrameSource, ValuesSource
-from headrace.client.inputs import Options, check_option_values
+from headrace.client.inputs import Options, checked_options, plain_values
 from headrace.client.offline import OfflineRow, OfflineRun, Progress, RunProgress
 from headrace.client.sync_client import Client
 from headrace.config.suggestions import unknown_version
@@ -92,19 +92,18 @@ def work_of(
         raise ConfigError(f"limit={limit} runs no input", hint="Give 1 or more, or leave it out.")
     if in_flight < 1:
         raise ConfigError(f"in_flight={in_flight} sends no input", hint="Give 1 or more.")
-    check_option_values(options)
+    job_options: dict[str, Any] = {"priority": BATCH_PRIORITY, **options}
+    job_options.update(checked_options(options))
     output = "" if sink is None else fspath(sink)
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
     given = SourceOptions(
         input=input, key=key, glob=patterns, content_type=content_type, delimiter=delimiter,
         output=output, by_ref=by_ref,
     )  # fmt: skip
-    job_options: Options = {"priority": BATCH_PRIORITY}
-    job_options.update(options)  # type: ignore[typeddict-item]
     spec = RunSpec(
-        model=model, version=version, options=job_options, content_type=content_type,
-        run_id=run_id, in_flight=in_flight, only_failed=only_failed, by_ref=by_ref,
-        parameters=dict(parameters or {}),
+        model=model, version=version, options=cast("Options", job_options),
+        content_type=content_type, run_id=run_id, in_flight=in_flight, only_failed=only_failed,
+        by_ref=by_ref, parameters=plain_values(parameters or {}, "a parameter"),
     )  # fmt: skip
     _check_progress(progress)
     table = _table(source)
@@ -149,7 +148,7 @@ def engine_of(
     # A misspelt model name must not leave an output file behind.
     versions = client.model(spec.model).versions
     if spec.version is not None and versions and spec.version not in versions:
-        raise unknown_version(spec.model, spec.version, versions)
+        raise unknown_version(spec.model, str(spec.version), versions)
     return Engine(client, spec, inputs if limit is None else LimitedSource(inputs, limit), sink)
 
 

@@ -153,8 +153,8 @@ def install(
             variant.use()
 
     def keep(judged: Verdict) -> None:
-        for variant in variants:
-            variant.keep(judged)
+        for variant, own in zip(variants, verdicts, strict=True):
+            variant.keep(msgspec.structs.replace(own, times=judged.times))
 
     return Installed(verdict, build_s, wanted.name, problem, keep)
 

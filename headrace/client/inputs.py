@@ -311,26 +311,39 @@ def check_options(options: Mapping[str, Any]) -> None:
         )
 
 
-def check_option_values(options: Mapping[str, Any]) -> None:
-    """Check a job's options as the server does, once before many jobs have them.
+def checked_options(options: Mapping[str, Any]) -> Options:
+    """Return a job's options as JSON has them, checked as the server does, once before many jobs.
 
     Raises:
         InvalidRequest: there is no option of a name, or a value is not valid.
     """
     check_options(options)
-    for name, value in options.items():
-        if value is None:
-            continue
+    checked = plain_values(options, "an option")
+    for name, value in checked.items():
+        # JSON has no NaN.
+        given = options[name] if isinstance(options[name], float) else value
         try:
-            msgspec.convert({name: value}, JobOptions)
+            msgspec.convert({name: given}, JobOptions)
         except msgspec.ValidationError as error:
             raise InvalidRequest(
-                f"option {name}: {value_problem(value, error, JobOptions)}"
+                f"option {name}: {value_problem(given, error, JobOptions)}"
             ) from None
+    check_metadata(checked.get("metadata"))
+    return cast("Options", checked)
+
+
+def plain_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the values that are not None, as JSON has them.
+
+    Raises:
+        InvalidRequest: one cannot be sent; `what` names it.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        check_metadata(options.get("metadata"))
-    except TypeError as error:
-        raise InvalidRequest(f"option metadata: it is no JSON: {error}") from None
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{what} cannot be sent: {error}") from None
+    return found
 
 
 def job_line(

@@ -152,7 +152,6 @@ def check_metadata(metadata: dict[str, Any] | None) -> None:
 
     Raises:
         InvalidRequest: they are too large.
-        TypeError: they are no JSON.
     """
     size = 0 if metadata is None else len(msgspec.json.encode(metadata))
     if size > METADATA_MAX_BYTES:

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -174,10 +175,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "progress=None shows nothing": ([1], {"progress": None}),
     "in_flight=0 sends no input": ([1], {"in_flight": 0}),
     "option priority: 99 is too large; give at most 9": ([1], {"priority": 99}),
+    "option timeout: nan is not a number": ([1], {"timeout": math.nan}),
     "option timeout: 0 is too small; give more than 0": ([1], {"timeout": 0}),
     "option result_ttl: 1h: expected `int | null`, got `str`": ([1], {"result_ttl": "1h"}),
     "metadata has 4106 bytes as JSON": ([1], {"metadata": {"a": "b" * 4098}}),
-    "option metadata: it is no JSON": ([1], {"metadata": {"a": object()}}),
+    "an option cannot be sent": ([1], {"metadata": {"a": object()}}),
+    "has no version '8'": ([1], {"version": 8}),
     "model steps has no version '7'. Its version is 1.0.": ([1], {"version": "7"}),
 }
 
@@ -189,6 +192,15 @@ def test_a_mistake_ends_the_call_and_not_each_row(client: Client, words: str) ->
     with pytest.raises(refused) as caught:
         list(client.offline("steps", source, **options))
     assert words in caught.value.message_with_hint
+
+
+def test_an_option_may_be_a_number_of_numpy(client: Client) -> None:
+    options: dict[str, Any] = {
+        "priority": np.int64(3),
+        "metadata": {"n": np.float32(1)},
+        "timeout": 20,
+    }
+    assert len(list(client.offline("steps", [1], **options))) == 1
 
 
 def test_a_number_that_json_lacks_is_null_as_in_every_submit(client: Client) -> None:

@@ -166,7 +166,13 @@ def test_a_form_that_is_wrong_for_one_module_replaces_none(tmp_path: Path) -> No
     eager = answers(executor, 4)
     found = install_variant(executor, frame)
     assert found is not None
-    assert describe(found).startswith("eager; eager bfloat16 is refused: Proposals: its outputs")
+    reason = "eager; eager bfloat16 is refused: Proposals: its outputs"
+    assert describe(found).startswith(reason)
+    # A table's times are kept for all modules, and each keeps its own reason.
+    found.keep(found.verdict)
+    again = install_variant(loaded(frame), frame)
+    assert again is not None
+    assert again.verdict.wrong == found.verdict.wrong
     assert set(apart(eager, answers(executor, 4)).values()) == {0}
 
 

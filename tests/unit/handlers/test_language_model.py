@@ -418,8 +418,8 @@ def test_a_structured_answer_goes_on_in_another_process(model: LanguageModel) ->
         ),
         ({"structured": {"json": {"enum": ["x" * 200_000]}}}, "more than 200,000 characters"),
         (
-            {"structured": {"json": {"properties": {f"p{n}": {} for n in range(4000)}}}},
-            "^structured.json: the JSON schema has more than 4,000 members; give fewer$",
+            {"structured": {"json": {"properties": {f"p{n}": {} for n in range(1500)}}}},
+            "^structured.json: the JSON schema has too many members; give no more than 1,500$",
         ),
         ({"structured": {"regex": "("}}, "^structured.regex: the expression .*invalid regex"),
         ({"structured": {"grammar": "x"}}, "^structured.grammar: the grammar "),

@@ -315,6 +315,7 @@ def test_the_commands_of_a_managed_server_are_those_of_the_user_and_of_the_scrip
             assert "dangerous" not in of, name
 
 
+@pytest.mark.slow
 def test_the_password_is_changed_under_load_and_no_request_fails(tmp_path: Path) -> None:
     models = write_models(tmp_path, echo={"handler": "echo"})
     count, seen = 3_000, []

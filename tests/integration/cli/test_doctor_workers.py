@@ -346,6 +346,7 @@ def torch_that_costs_nothing(tmp_path: Path) -> str:
     return os.pathsep.join([str(fake_torch(tmp_path, version="2.9.0+cpu")), str(ROOT)])
 
 
+@pytest.mark.slow
 def test_the_command_from_end_to_end(
     worker: Worker, tmp_path: Path, torch_that_costs_nothing: str
 ) -> None:

@@ -317,6 +317,7 @@ def test_a_managed_server_has_to_allow_what_the_code_names_and_the_user_may_do()
             assert "dangerous" not in of, name
 
 
+@pytest.mark.slow
 def test_the_password_is_changed_under_load_and_no_request_fails(tmp_path: Path) -> None:
     models = write_models(tmp_path, echo={"handler": "echo"})
     count, seen = 3_000, []

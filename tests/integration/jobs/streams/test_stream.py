@@ -21,7 +21,7 @@ import pytest
 from headrace import AsyncClient, errors
 from headrace import Client as HttpClient
 from headrace.redis import keys
-from tests.harness.clients.commands import Commands
+from tests.harness.clients.commands import Commands, CommandsWithin
 from tests.harness.deployments import site as sites
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import Reader, reading
@@ -335,13 +335,15 @@ def test_the_client_raises_for_pieces_that_are_not_kept(site: Site, tmp_path: Pa
 
 
 def test_submit_prints_the_pieces_of_its_job(site: Site, tmp_path: Path) -> None:
-    cli = Commands(site.api.url, tmp_path)
+    cli = CommandsWithin(site.api.url, tmp_path)
 
-    def submitted(value: Any, *more: str) -> tuple[int, str, str]:
+    def submitted(value: Any, *more: str, cli: Commands = cli) -> tuple[int, str, str]:
         found = cli.run("submit", "m", "--stream", "--json-input", json.dumps(value), *more)
         return found.returncode, found.stdout.decode(), found.stderr.decode()
 
-    assert submitted({"pieces": [*WORDS, 4]}) == (0, "one two three4\n", "")
+    four, all_of_it = {"pieces": [*WORDS, 4]}, (0, "one two three4\n", "")
+    assert submitted(four) == all_of_it
+    assert submitted(four, cli=Commands(site.api.url, tmp_path)) == all_of_it
     code, printed, said = submitted({"pieces": WORDS, "fails": 2})
     assert (code, printed) == (1, "one two \n")
     assert "failed: failed in the middle" in said

@@ -255,10 +255,13 @@ def test_the_members_of_a_tar_are_not_kept(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tgz", [(f"{n}", b"x") for n in range(90)])
     gc.collect()
     before = sum(isinstance(one, tarfile.TarInfo) for one in gc.get_objects())
-    for _, chunks in read_archive(path, LIMITS, pytest.fail):
+    for number, (_, chunks) in enumerate(read_archive(path, LIMITS, pytest.fail), 1):
         assert b"".join(chunks) == b"x"
-        seen = sum(isinstance(one, tarfile.TarInfo) for one in gc.get_objects())
-        assert seen - before < 10
+        # To look through all objects takes long.
+        if number % 30 == 0:
+            seen = sum(isinstance(one, tarfile.TarInfo) for one in gc.get_objects())
+            assert seen - before < 10
+    assert number == 90
 
 
 def test_a_zip_that_lies_about_sizes_is_refused(tmp_path: Path) -> None:

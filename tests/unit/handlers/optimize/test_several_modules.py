@@ -130,8 +130,6 @@ def opened(part: dict[str, str]) -> Image.Image:
                 ("openvino", "bfloat16", ROUGH),
                 ("onnxruntime", "float", EXACT),
                 ("torchscript", "float", EXACT),
-                ("compile", "float", EXACT),
-                ("compile", "bfloat16", ROUGH),
                 ("aot", "float", EXACT),
             )
         ),

@@ -25,14 +25,19 @@ export function useStore(store) {
   return value;
 }
 
+export const POLL_MS = 2000;
+/** After a slow answer a page waits for ten times as long, and at most this long. */
+const REST_MS = 10_000;
+
 /**
- * What a path of the API answers, read again every two seconds while the tab is in front. A null
- * path reads nothing. The last answer stays when a later one fails.
+ * What a path of the API answers, read again every two seconds while the tab is in front, or less
+ * often if the answer takes long. A null path reads nothing. The last answer stays when a later one
+ * fails.
  * @param {string | null} path
  * @param {{ query?: Record<string, any>, every?: number }} [options]
  * @returns {{ data: any, error: any, refresh: () => void }}
  */
-export function usePoll(path, { query, every = 2000 } = {}) {
+export function usePoll(path, { query, every = POLL_MS } = {}) {
   const [state, setState] = useState(/** @type {{ data: any, error: any }} */ ({ data: undefined, error: null }));
   const refresh = useRef(() => {});
   const asked = JSON.stringify([path, query]);
@@ -46,18 +51,21 @@ export function usePoll(path, { query, every = 2000 } = {}) {
       clearTimeout(timer);
       if (busy || document.hidden) return;
       busy = true;
+      const began = performance.now();
+      let rest = every;
       try {
         const headers = etag ? { 'if-none-match': etag } : undefined;
         const response = await request('GET', /** @type {string} */ (path), { query, signal: control.signal, headers });
         etag = response.headers.get('etag') ?? '';
         const data = response.status === 304 ? undefined : await response.json();
         setState((last) => ({ data: data ?? last.data, error: null }));
+        rest = Math.max(every, Math.min(REST_MS, 10 * (performance.now() - began)));
       } catch (error) {
         if (control.signal.aborted) return;
         setState((last) => ({ data: last.data, error }));
       }
       busy = false;
-      if (!control.signal.aborted) timer = setTimeout(read, every);
+      if (!control.signal.aborted) timer = setTimeout(read, rest);
     }
     refresh.current = read;
     document.addEventListener('visibilitychange', read);

@@ -95,7 +95,6 @@ export default function Failures({ query }) {
   const times = parts(Number(span), step);
   const poll = usePoll('/api/v1/failures', {
     query: { model: filters.model, error: filters.error, since: times[0], bucket_s: step, limit: 200 },
-    every: 5000,
   });
   const search = (/** @type {Event} */ event) => {
     event.preventDefault();

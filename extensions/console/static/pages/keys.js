@@ -69,7 +69,7 @@ const Made = ({ of: key, close }) => html`
     <pre class="secret" tabindex="0">${key.key}</pre><p><${Copy} text=${key.key} label="Copy the key" /> <button class="quiet" onClick=${close}>I have it</button></p></div>`;
 
 export default function Keys() {
-  const poll = usePoll('/api/v1/keys', { every: 5000 });
+  const poll = usePoll('/api/v1/keys');
   const { id: own } = useStore(session);
   const [made, setMade] = useState(/** @type {Key | null} */ (null));
   const revoke = async (/** @type {Key} */ key) => {

@@ -72,7 +72,7 @@ const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.l
 
 /** Where the time of the newest jobs went, and how large their batches were. @param {{ name: string }} of */
 function Sample({ name }) {
-  const poll = usePoll(apiPath('jobs'), { query: { model: name, status: 'succeeded', limit: SAMPLE }, every: 10_000 });
+  const poll = usePoll(apiPath('jobs'), { query: { model: name, status: 'succeeded', limit: SAMPLE } });
   const jobs = (poll.data?.jobs ?? []).filter((/** @type {any} */ job) => job.timings);
   const times = STAGES.map((stage) => [stage, median(jobs.map((/** @type {any} */ job) => job.timings[stage]))]);
   const most = Math.max(...times.map(([, ms]) => Number(ms)), 1e-6);
@@ -124,8 +124,8 @@ const Workers = ({ model }) => html`<${Panel} title="Replicas" side=${`${model.r
 
 /** @param {{ name: string, model: any }} of */
 function Versions({ name, model }) {
-  const versions = usePoll(apiPath('models', name, 'versions'), { every: 5000 });
-  const traffic = usePoll(apiPath('models', name, 'traffic'), { every: 5000 });
+  const versions = usePoll(apiPath('models', name, 'versions'));
+  const traffic = usePoll(apiPath('models', name, 'traffic'));
   const [moved, move] = useState(/** @type {Record<string, number> | null} */ (null));
   const known = versions.data?.versions ?? [];
   const present = /** @type {Record<string, number>} */ (traffic.data?.weights ?? {});

@@ -122,7 +122,7 @@ const left = (run) =>
 /** @param {{ query: URLSearchParams }} of */
 export default function Runs({ query }) {
   const runs = usePoll('/api/v1/runs');
-  const batches = usePoll('/v1/batches', { query: { limit: 100 }, every: 4000 });
+  const batches = usePoll('/v1/batches', { query: { limit: 100 } });
   const run = runs.data?.runs.find((/** @type {Row} */ one) => one.id === query.get('run'));
   const batch = batches.data?.data.find((/** @type {Row} */ one) => one.id === query.get('batch'));
   const cancelRun = async (/** @type {string} */ id) => {

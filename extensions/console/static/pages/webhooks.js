@@ -57,7 +57,7 @@ const Attempts = ({ of: one, done }) => html`
 /** @param {{ query: URLSearchParams }} of */
 export default function Webhooks({ query }) {
   const state = query.get('state') ?? '';
-  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 }, every: 4000 });
+  const poll = usePoll('/api/v1/webhooks', { query: { state, limit: 200 } });
   const chosen = poll.data?.deliveries.find((/** @type {Delivery} */ one) => one.id === query.get('id'));
   /** @type {import('../parts.js').Column[]} */
   const columns = [

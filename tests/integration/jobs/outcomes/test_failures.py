@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx2
 import pytest
@@ -21,6 +21,8 @@ from headrace.errors import Conflict, InputGone
 from headrace.queue import failures as failing
 from headrace.queue import listing
 from headrace.redis import keys
+from headrace.redis.script_client import call_script
+from headrace.redis.scripts import jobs as scripts
 from tests.harness.clients.access import bearer, make_key
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
 from tests.harness.http.bulk import BULK, ndjson
@@ -52,6 +54,13 @@ class Orders(Handler):
         return item["customer_id"]
 """
 KEY_ERROR_AT, ZERO_AT = "orders.py:17", "orders.py:16"
+
+
+class Held(NamedTuple):
+    """A job that a worker has leased."""
+
+    id: str
+    token: str
 
 
 @pytest.fixture(scope="module")
@@ -388,6 +397,27 @@ def test_the_input_of_a_job_is_there_until_it_ends(api: ApiServer, server: Redis
         sdk.retry(ids[1])
         assert sdk.status(ids[1]).status == "queued"
         sdk.cancel(ids[1])
+
+
+def test_an_input_is_that_of_the_job_wherever_its_message_is(
+    api: ApiServer, server: RedisServer
+) -> None:
+    """Messages that go back to their queue one by one are not where their tickets say."""
+    named = "order-7"
+    api.http.put(f"{JOBS}/{named}", json={"model": "fake", "input": {"n": "named"}})
+    (other,) = submit(api, {"n": "secret"}, model="fake", metadata={"id": named})
+    ids = [named, other, *submit(api, {"n": 2}, model="fake")]
+    try:
+        with server.client() as client:
+            for message, token in claim(client, "fake", 2):
+                leased = Held(message.id, token)
+                release = scripts.release(keys.queue_name("fake"), "free", "3", [leased])
+                call_script(client, release)
+                shown = [api.http.get(f"{JOBS}/{job_id}/input").json() for job_id in ids]
+                assert shown == [{"n": "named"}, {"n": "secret"}, {"n": 2}]
+    finally:
+        for job_id in ids:
+            api.http.delete(f"{JOBS}/{job_id}")
 
 
 def test_the_commands_print_an_input_and_retry_one_job(api: ApiServer, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ describes how long the message of a failed job is kept.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from api.http.messages import (
@@ -21,7 +22,7 @@ from api.services import Services
 from headrace.errors import Conflict, InputGone, InvalidRequest
 from headrace.jobs.job import Job, State, StoredResult
 from headrace.jobs.message import InputSource, Message, decode_message
-from headrace.jobs.values.encoding import undecoded_input
+from headrace.jobs.values.encoding import strict_json, undecoded_input
 from headrace.jobs.values.media_types import JSON_TYPE
 from headrace.schema.operation import Retried
 
@@ -46,7 +47,7 @@ async def get_input(services: Services, request: Request, job_id: str) -> Reply 
         raise _elsewhere(job, source)
     headers = (NO_STORE, *HARMLESS)
     if source is None:
-        body, given = undecoded_input(message.input)
+        body, given = _shown(message.input)
         return Reply(200, body, as_header(given), headers)
     kind = as_header(source.type or JSON_TYPE)
     stored = StoredResult(source.ref, source.size, source.type)
@@ -98,6 +99,18 @@ def _elsewhere(job: Job, source: InputSource) -> InputGone:
     else:
         why, hint = "is made of the results of other jobs of its pipeline", "Read their results."
     return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
+
+
+def _shown(raw: bytes) -> tuple[bytes, str]:
+    """Return the input in a message and its type; as its JSON text if it cannot be decoded."""
+    try:
+        body, given = undecoded_input(raw)
+    except InvalidRequest:  # that may be why the job has failed
+        body, given = raw, JSON_TYPE
+    if given == JSON_TYPE:
+        with suppress(ValueError):
+            body = strict_json(body)
+    return body, given
 
 
 def _decoded(raw: bytes) -> Message | None:

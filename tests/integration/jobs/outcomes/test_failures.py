@@ -24,6 +24,7 @@ from headrace.redis import keys
 from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as scripts
 from tests.harness.clients.access import bearer, make_key
+from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
 from tests.harness.http.bulk import BULK, ndjson
 from tests.harness.servers.api_process import api_process
@@ -437,6 +438,20 @@ def test_the_commands_print_an_input_and_retry_one_job(api: ApiServer, tmp_path:
     code, text = run("retry", done, "nobody")
     assert (code, "has not failed" in text, "nobody" in text) == (ExitCode.UNKNOWN_ID, True, True)
     ended(api, failed)
+
+
+def test_an_input_that_cannot_be_decoded_is_shown_as_it_is(
+    api: ApiServer, server: RedisServer
+) -> None:
+    broken = {"content_type": "image/png", "base64": "!!"}
+    (failed,) = submit(api, broken)
+    with stock_client(server.url) as celery:
+        sent = send(celery, "orders", {"order": float("nan")}).id
+        wait_until(lambda: api.http.get(f"{JOBS}/{sent}").is_success, "it is claimed")
+    ended(api, failed, sent)
+    with Client(api.url) as sdk:
+        assert sdk.job_input(failed) == broken
+        assert sdk.job_input(sent) == {"order": None}
 
 
 def test_the_input_of_bytes_has_its_content_type(api: ApiServer) -> None:

@@ -112,6 +112,27 @@ function arraysOf(value, place = '') {
   return Object.entries(value).flatMap(([name, one]) => arraysOf(one, place ? `${place}.${name}` : name));
 }
 
+/** JSON text with line ends, and its arrays; the text itself if it is no JSON. Integers that a script would round, such as
+ * ids of 64 bits, stay as they are.
+ * @param {string} text @returns {{ text: string, arrays?: [string, number[]][] }} */
+function laidOut(text) {
+  try {
+    const value = JSON.parse(text);
+    const arrays = arraysOf(value);
+    if (!/\d{16}/.test(text)) return { text: JSON.stringify(value, null, 2), arrays };
+    const { parse, rawJSON } = /** @type {any} */ (JSON);
+    if (!rawJSON) return { text, arrays };
+    const exact = (
+      /** @type {string} */ _,
+      /** @type {unknown} */ one,
+      /** @type {{ source: string }} */ { source },
+    ) => (Number.isInteger(one) && !Number.isSafeInteger(one) ? rawJSON(source) : one);
+    return { text: JSON.stringify(parse(text, exact), null, 2), arrays };
+  } catch {
+    return { text };
+  }
+}
+
 /** What a job has returned, or was given, by its type.
  * @param {{ path: string, name: string, size?: number }} of */
 export function Preview({ path, name, size = 0 }) {
@@ -137,10 +158,9 @@ export function Preview({ path, name, size = 0 }) {
         const safe = IMAGE.test(kind) ? blob : new Blob([blob], { type: 'application/octet-stream' });
         url = URL.createObjectURL(safe);
         const text = /json|^text\//.test(kind) ? await blob.text() : undefined;
-        if (!/json/.test(kind)) return setState({ kind, url, size: blob.size, text });
         // Once: a long value would keep the page busy each time that it is drawn.
-        const value = JSON.parse(text ?? '');
-        setState({ kind, url, size: blob.size, text: JSON.stringify(value, null, 2), arrays: arraysOf(value) });
+        const shown = text !== undefined && /json/.test(kind) ? laidOut(text) : { text };
+        setState({ kind, url, size: blob.size, ...shown });
       })
       .catch((error) => control.signal.aborted || setState({ error }));
     return () => {

@@ -156,6 +156,16 @@ def test_a_long_result_and_long_metadata_leave_the_page_usable(
         assert watched.complaints == []
 
 
+def test_long_integers_are_shown_as_they_are(site: Console, chromium: Browser) -> None:
+    value = {"order": 9007199254740993, "share": 0.12345678901234567, "scores": [1, 2, 3]}
+    job_id = str(site.call("POST", "/api/v1/jobs", {"model": "echo", "input": value})["id"])
+    site.ended(job_id)
+    with opened(chromium, site, f"/jobs/{job_id}") as watched:
+        result = panel(watched.page, "Result")
+        expect(result.locator(".chip")).to_contain_text("scores")
+        assert json.loads(str(result.locator("pre").text_content())) == value
+
+
 def test_the_job_of_a_pipeline_shows_its_stages(site: Console, chromium: Browser) -> None:
     job_id = site.submit("good morning", model="scored_twice")
     assert site.ended(job_id)["status"] == "succeeded"

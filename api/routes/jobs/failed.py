@@ -28,7 +28,8 @@ from headrace.schema.operation import Retried
 
 _WHY: Final = {
     "alive": "its message is still in a list",
-    "gone": "it is no longer failed",
+    "gone": "it is not among the failures that are kept; quiet jobs never are, and it may "
+    "have been discarded or retried",
     "no-message": "its message is no longer kept",
     "elsewhere": "the queue of its version is unknown",
 }
@@ -82,7 +83,11 @@ async def _message(services: Services, job: Job) -> bytes | None:
 def _gone(job: Job) -> InputGone:
     """Return why the input of a job cannot be read, and what keeps it."""
     if job.state is State.FAILED:
-        why, hint = "is not kept any more", "It is kept for the time of the setting failed_ttl_s."
+        why = "is not kept"
+        hint = (
+            "Failed jobs keep theirs for the time of the setting failed_ttl_s, unless they are "
+            "quiet or their failure was discarded."
+        )
     elif job.state.final:
         why = f"was deleted when the job ended as {job.state.status}"
         hint = "Only failed jobs keep their input, for the time of the setting failed_ttl_s."

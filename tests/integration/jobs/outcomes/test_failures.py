@@ -440,6 +440,18 @@ def test_the_commands_print_an_input_and_retry_one_job(api: ApiServer, tmp_path:
     ended(api, failed)
 
 
+def test_a_failed_job_whose_message_is_not_kept_says_so(api: ApiServer) -> None:
+    lines = ndjson([{"model": "orders", "input": {}}])
+    job_id = str(api.http.post(f"{BULK}?quiet=1", content=lines).json()["id"])
+    ended(api, job_id)
+    for answer, status in (
+        (api.http.get(f"{JOBS}/{job_id}/input"), 410),
+        (api.http.post(f"{JOBS}/{job_id}/retry"), 409),
+    ):
+        assert (answer.status_code, "quiet" in answer.text) == (status, True)
+        assert "no longer failed" not in answer.text
+
+
 def test_an_input_that_cannot_be_decoded_is_shown_as_it_is(
     api: ApiServer, server: RedisServer
 ) -> None:

@@ -40,7 +40,7 @@ _SCHEMAS: Final = re.compile(r'"\s*:\s*[{tf]')
 #: The most lines of a grammar, each of which can be a rule: some grammars of 3,000 take 15 s.
 _LINES_MAX: Final = 2_000
 #: The stack of a thread that compiles, of which only what is used takes memory. llguidance follows
-#: rules and `$ref`s by recursion: 3,000 in a chain overflow the usual 8 MiB, which ends the process.
+#: rules and `$ref`s by recursion: 3,000 in a chain overflow the usual 8 MiB, and end the process.
 _STACK_BYTES: Final = 256 * 2**20
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000

@@ -335,7 +335,10 @@ def test_the_messages_in_progress_have_a_limit(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("path", "code"),
-    [(f"{SERVICE}/ModelInfer", "RESOURCE_EXHAUSTED"), ("grpc.health.v1.Health/Check", "OK")],
+    [
+        (f"{SERVICE}/ModelInfer", "RESOURCE_EXHAUSTED"),
+        ("grpc.health.v1.Health/Check", "INVALID_ARGUMENT"),
+    ],
 )
 def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, code: str) -> None:
     """Most of them wait in their clients: a server that took all would hold 300 MiB."""
@@ -343,7 +346,7 @@ def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, cod
     request.inputs.add(name="data", datatype="BYTES", shape=[1])
     request.raw_input_contents.append((1_000_000).to_bytes(4, "little") + bytes(1_000_000))
     message = request.SerializeToString()
-    if code == "OK":
+    if code == "INVALID_ARGUMENT":
         message = b"\x7a\xc0\x84\x3d" + bytes(1_000_000)  # a field that no message has
     process = Path(f"/proc/{site.process.pid}")
     (process / "clear_refs").write_text("5")  # the peak is that from now on
@@ -365,6 +368,30 @@ def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, cod
     # Three copies of what may be in progress, a window of each call, and what else a call takes.
     assert memory("VmHWM") - before < 3 * 16 * 2**20 + 300 * 2**16 + 2**24
     wait_until(lambda: not site.jobs("waiting", "queued"), "their jobs are cancelled")
+
+
+def test_open_calls_leave_room_for_others(site: Site, client: triton.InferenceServerClient) -> None:
+    """They need no API key: neither silent calls nor long messages hold up a request."""
+    never = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    long = b"\x7a\xc0\x84\x3d" + bytes(1_000_000)  # a field that no message has
+    with grpc.insecure_channel(site.address) as channel:
+        health = "/grpc.health.v1.Health"
+        watching = [channel.unary_stream(f"{health}/Watch")(long) for _ in range(16)]
+        assert {one.code().name for one in watching} == {"INVALID_ARGUMENT"}
+        check = channel.stream_unary(f"{health}/Check")
+        silent = [check.future(nothing()) for _ in range(17)]
+        try:
+            client.infer("echo", text())
+            assert not any(one.done() for one in silent)
+        finally:
+            for one in silent:
+                one.cancel()
+            never.set()
 
 
 def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
@@ -396,7 +423,7 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
         silent = [infer.future(nothing()) for _ in range(16)]
         try:
             wait_until(
-                lambda: client.is_server_live() and all(one.done() for one in silent),
+                lambda: client.get_model_metadata("echo") and all(one.done() for one in silent),
                 "other calls make the silent ones end",
             )
         finally:

@@ -7,6 +7,7 @@ import queue
 import random
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -394,6 +395,25 @@ def test_open_calls_leave_room_for_others(site: Site, client: triton.InferenceSe
             never.set()
 
 
+def watch_without_a_window() -> bytes:
+    """A call of HTTP/2 to `Health.Watch` by a client that lets the server send no message."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack(">I2BI", len(payload), kind, flags, stream)[1:] + payload
+
+    headers = {
+        ":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": "x", "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
+    fields = b"".join(
+        b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode())
+        for name, value in headers.items()
+    )
+    window = frame(4, 0, 0, struct.pack(">HI", 4, 0))
+    message = frame(0, 1, 1, bytes(5))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + window + frame(1, 4, 1, fields) + message
+
+
 def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
     """A request of a stream after `max_wait_s`; a message on its way, if others wait for room."""
     port, answers = free_port(), queue.Queue[Any]()
@@ -405,7 +425,7 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
             max_wait_s="0.2",
             request_timeout_s="1",
             state_dir=str(tmp_path / "state"),
-        ),
+        ) as process,
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
@@ -430,6 +450,11 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
             never.set()
         assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
         assert "the message has not come within 1 s" in silent[0].details()
+        with socket.create_connection(("127.0.0.1", port), 60) as deaf:
+            deaf.sendall(watch_without_a_window())
+            while b"application/grpc" not in deaf.recv(4096):
+                pass
+            process.restart(site.redis.url)  # it ends, although this client takes no news
     assert not site.jobs("waiting", "queued")
 
 

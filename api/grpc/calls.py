@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple, cast
 import grpc
 from google.protobuf.message import DecodeError
 
-from api.auth.authenticator import Needs
-from api.grpc.room import ROOM
+from api.auth.authenticator import Needs, Open
+from api.grpc.room import OPEN_ROOM, ROOM, Room
 from api.http.messages import Message, Request
 from api.http.problems import error_headers, internal_error
 from api.routes.admission import admit
@@ -43,6 +43,7 @@ IN_FLIGHT_MAX: Final = 256
 
 #: Answers a call: its request, its message or the iterator of its messages, and grpcio's context.
 Answer = Callable[[Services, Request, Any, Any], Awaitable[Any]]
+Free = Callable[[], None]
 
 
 class Method(NamedTuple):
@@ -87,6 +88,7 @@ def handler(
     services: Services, path: str, method: Method, message: Any, *, stream: bool
 ) -> Callable[..., Any]:
     """Return how grpcio calls a method. It reads its messages itself, each once there is room."""
+    room = OPEN_ROOM if method.needs is Open.ALWAYS else ROOM
 
     async def answer(_messages: Any, context: Any) -> Any:
         request, failure, size = request_of(path, context), None, 0
@@ -95,13 +97,13 @@ def handler(
             if stream:
                 take_stream(services, request)
                 try:
-                    messages = _each(services, message, context)
+                    messages = _each(services, message, context, room)
                     reply = await method.answer(services, request, messages, context)
                 finally:
                     services.stream_limit.leave(request.caller.key_id)
             else:
                 host = context.peer().rpartition(":")[0]
-                raw = await ROOM.read(partial(_read, context), host, services.settings)
+                raw = await room.read(partial(_read, context), host, services.settings)
                 size = len(raw)
                 given, raw = [decoded(message, raw)], b""
                 # Only the method has the message, so that it can let go of it.
@@ -114,7 +116,7 @@ def handler(
         except Exception as error:  # noqa: BLE001 - logged; the client receives its id
             failure, _ = internal_error(error, path)
         finally:
-            ROOM.free(size)
+            room.free(size)
         if failure is None:
             services.counters.answered(path, "POST", 200)
             return reply
@@ -132,17 +134,19 @@ async def _read(context: Any) -> bytes:
     return cast("bytes", raw)
 
 
-async def _each(services: Services, message: Any, context: Any) -> AsyncGenerator[tuple[Any, int]]:
-    """Yield the messages of a stream with their sizes, each once there is room for it."""
+async def _each(
+    services: Services, message: Any, context: Any, room: Room
+) -> AsyncGenerator[tuple[Any, Free]]:
+    """Yield the messages of a stream, each once there is room for it, and how to free that."""
     while (raw := await context.read()) is not grpc.aio.EOF:
         size, found = len(raw), [decoded(message, raw)]
         del raw
-        await ROOM.wait(size, services.settings)
-        yield found.pop(), size
+        await room.wait(size, services.settings)
+        yield found.pop(), partial(room.free, size)
 
 
 async def answer_each(
-    messages: AsyncIterator[tuple[Any, int]],
+    messages: AsyncIterator[tuple[Any, Free]],
     answer: Callable[[Any], Coroutine[Any, Any, None]],
     most: int = IN_FLIGHT_MAX,
 ) -> None:
@@ -151,22 +155,22 @@ async def answer_each(
     Their tasks begin in the order of the messages, `most` at a time. The first error of one ends
     all, and is raised.
     """
-    room = asyncio.Semaphore(most)
+    places = asyncio.Semaphore(most)
 
-    def over(size: int) -> Callable[[Any], None]:
-        def free(_: Any) -> None:
-            ROOM.free(size)
-            room.release()
+    def over(free: Free) -> Callable[[Any], None]:
+        def end(_: Any) -> None:
+            free()
+            places.release()
 
-        return free
+        return end
 
     try:
         async with asyncio.TaskGroup() as group:
-            await room.acquire()
-            async for message, size in messages:
+            await places.acquire()
+            async for message, free in messages:
                 # A task that is cancelled before it begins ends as well.
-                group.create_task(answer(message)).add_done_callback(over(size))
-                await room.acquire()
+                group.create_task(answer(message)).add_done_callback(over(free))
+                await places.acquire()
     except ExceptionGroup as errors:
         error: Exception = errors
         while isinstance(error, ExceptionGroup):

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError, RequestTimeout
 
-#: The messages of unary calls in progress have at most `body_limit_bytes` times this.
+#: The messages of unary calls in progress have at most `body_limit_bytes` times this, in each room.
 MESSAGES_MAX: Final = 16
 #: One host's clients send so many messages at a time, so that they never take all the room.
 SHARE: Final = MESSAGES_MAX // 2
@@ -27,7 +27,7 @@ class MessagesFull(HeadraceError, status=429):
 
 
 class Room:
-    """Counts the bytes of the messages in progress, of all calls of this process.
+    """Counts the bytes of the messages in progress, of calls of this process.
 
     grpcio takes a message from the network only once it is asked for it, and its
     length is unknown before. So a message counts as the longest one while it comes.
@@ -125,6 +125,8 @@ class Room:
 
 
 ROOM: Final = Room()
+#: For methods that need no API key: without one nobody can fill the other, or hold it up.
+OPEN_ROOM: Final = Room()
 
 
 def own_port(place: str, setting: str) -> socket.socket | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,7 @@ from api.grpc.room import own_port
 from api.http.messages import Request
 from api.services import Part, Services
 from headrace.config.settings import Settings
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, InvalidRequest
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ _HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 #: A server has at most so many calls. Each may fill a window of 64 KiB before its message is read.
 CALLS_MAX: Final = 4096
+#: The most bytes of a message of the services below. Such a call needs no API key, and may last: a
+#: few long messages would take all the room.
+_SHORT_BYTES: Final = 4096
 #: The methods of one service, by name.
 Methods = Mapping[str, Method]
 
@@ -132,7 +136,9 @@ class GrpcServer:
             await self._ending
 
     async def _end(self) -> None:
-        await self._health.enter_graceful_shutdown()
+        # It waits for each client that watches to take the news.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._health.enter_graceful_shutdown(), GRACE_S)
         await self._server.stop(GRACE_S)
         if self._claim is not None:
             self._claim.close()
@@ -161,6 +167,7 @@ def _of_health(servicer: Any) -> Methods:
 
     def method(answer: Any) -> Method:
         async def answered(_s: Services, _r: Request, message: Any, context: Any) -> Any:
+            _check_short(message)
             return await answer(message, context)
 
         return Method(answered, Open.ALWAYS)
@@ -171,6 +178,8 @@ def _of_health(servicer: Any) -> Methods:
 def _of_reflection(servicer: Any) -> Method:
     async def answered(_s: Services, _r: Request, messages: Any, context: Any) -> None:
         async def each(message: Any) -> None:
+            _check_short(message)
+
             async def only() -> AsyncIterator[Any]:
                 yield message
 
@@ -180,6 +189,11 @@ def _of_reflection(servicer: Any) -> Method:
         await answer_each(messages, each, most=1)
 
     return Method(answered, Open.ALWAYS)
+
+
+def _check_short(message: Any) -> None:
+    if (size := message.ByteSize()) > _SHORT_BYTES:
+        raise InvalidRequest(f"the message has {size} bytes; at most {_SHORT_BYTES} are taken here")
 
 
 def _serialize(message: Any) -> bytes:

@@ -37,6 +37,11 @@ _REMAINDERS_MAX: Final = 20_000
 _SCHEMAS_MAX: Final = 1_500
 #: Where each of them begins: at an object, or true or false.
 _SCHEMAS: Final = re.compile(r'"\s*:\s*[{tf]')
+#: The most lines of a grammar, each of which can be a rule: some grammars of 3,000 take 15 s.
+_LINES_MAX: Final = 2_000
+#: The stack of a thread that compiles, of which only what is used takes memory. llguidance follows
+#: rules and `$ref`s by recursion: 3,000 in a chain overflow the usual 8 MiB, and end the process.
+_STACK_BYTES: Final = 256 * 2**20
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
@@ -254,7 +259,12 @@ class Shapes:
                 self._waiting[key].append((grammar, future))
             else:
                 self._waiting[key] = [(grammar, future)]
-                self._threads.submit(self._work, key, grammar)
+                # The executor may start a thread now.
+                before = threading.stack_size(_STACK_BYTES)
+                try:
+                    self._threads.submit(self._work, key, grammar)
+                finally:
+                    threading.stack_size(before)
         if kept is not None:
             _give(grammar, future, kept[0])
         return future
@@ -337,6 +347,8 @@ def _check_size(grammar: Grammar) -> None:
         )
     if grammar.regex:
         return
+    if grammar.text.count("\n") >= _LINES_MAX:
+        raise InputError(f"{field}: the {what} has more than {_LINES_MAX:,} lines; give fewer")
     # Each tool has a line of its own.
     parts = grammar.text.splitlines() if len(grammar.fields) > 1 else [grammar.text]
     if sum(len(_SCHEMAS.findall(part)) ** 2 for part in parts) > _SCHEMAS_MAX**2:

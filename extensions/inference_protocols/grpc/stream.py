@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from api.auth.authenticator import Needs
-from api.grpc.calls import answer_each, text_of
+from api.grpc.calls import Free, answer_each, text_of
 from api.http.messages import Request
 from api.http.problems import internal_error
 from api.routes.admission import admit
@@ -43,7 +43,7 @@ _WANTS_FINAL: Final = "triton_enable_empty_final_response"
 
 
 async def stream_infer(
-    services: Services, request: Request, messages: AsyncIterator[tuple[Any, int]], context: Any
+    services: Services, request: Request, messages: AsyncIterator[tuple[Any, Free]], context: Any
 ) -> None:
     """Answer the requests of a stream until its client has closed its side, and all have ended."""
     await answer_each(messages, _Stream(services, request, context).answer)

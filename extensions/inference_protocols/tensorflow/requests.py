@@ -84,9 +84,18 @@ def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
 
 
 def bytes_of_text(text: msgspec.Raw) -> bytes | None:
-    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`."""
-    members = _MEMBERS(text) if bytes(memoryview(text)[:1]) == b"{" else {}
-    return bytes_of(msgspec.json.decode(text)) if members.keys() == {"b64"} else None
+    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`.
+
+    Raises:
+        InvalidRequest: it is an object with a text that is none.
+    """
+    if bytes(memoryview(text)[:1]) != b"{":
+        return None
+    try:
+        named = _MEMBERS(text).keys() == {"b64"}
+        return bytes_of(msgspec.json.decode(text)) if named else None
+    except ValueError as error:  # until now no text was decoded
+        raise InvalidRequest(f"JSON Parse error: {why_not_json(error, text)}") from None
 
 
 def check_signature(name: str) -> None:

@@ -421,6 +421,10 @@ def test_a_structured_answer_goes_on_in_another_process(model: LanguageModel) ->
             {"structured": {"json": {"properties": {f"p{n}": {} for n in range(1500)}}}},
             "^structured.json: the JSON schema has too many members; give no more than 1,500$",
         ),
+        (
+            {"structured": {"grammar": 'start: "a"\n' + 'a: "a"\n' * 2000}},
+            "^structured.grammar: the grammar has more than 2,000 lines; give fewer$",
+        ),
         ({"structured": {"regex": "("}}, "^structured.regex: the expression .*invalid regex"),
         ({"structured": {"grammar": "x"}}, "^structured.grammar: the grammar "),
         ({"structured": {}}, "0 shapes; give exactly one"),
@@ -578,6 +582,22 @@ def test_a_shape_that_takes_too_long_is_refused_at_once_from_then_on(
         with pytest.raises(InputError, match=r"^regex: the expression is too complex;.*too long"):
             future.result(60)
     assert future.done()
+
+
+def test_long_chains_do_not_end_the_process() -> None:
+    """In a process of its own, as it ended where the stack was small."""
+    program = f"""if True:
+        from handlers.language_model import load_tokenizer
+        from handlers.generation.structure import Shape, Shapes
+        shapes = Shapes(load_tokenizer({str(INCLUDED)!r}), [0])
+        rules = "".join(f"r{{n}}: r{{n + 1}}\\n" for n in range(1900))
+        chain = {{f"a{{n}}": {{"$ref": f"#/$defs/a{{n + 1}}"}} for n in range(3900)}}
+        schema = {{**chain["a0"], "$defs": {{**chain, "a3900": {{"type": "integer"}}}}}}
+        for shape in (Shape(grammar=f'start: r0\\n{{rules}}r1900: "a"'), Shape(json=schema)):
+            shapes.compiled(shape.as_grammar()).result(120)
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_shapes_that_took_long_to_compile_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:

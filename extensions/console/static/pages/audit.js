@@ -1,6 +1,20 @@
 /** Audit: who changed what, the newest first. */
 
-import { Empty, changesOf, html, jobPath, Loaded, Pages, Panel, POLL_MS, Select, Table, Text, Time, usePoll } from '../parts.js';
+import {
+  Empty,
+  changesOf,
+  html,
+  jobPath,
+  Loaded,
+  Pages,
+  Panel,
+  POLL_MS,
+  Select,
+  Table,
+  Text,
+  Time,
+  usePoll,
+} from '../parts.js';
 
 /** What an action is called; others are shown as the API names them. @type {Record<string, string>} */
 const WORDS = {
@@ -33,7 +47,10 @@ const OF_JOBS = ['cancel_job', 'retry_job'];
 export default function Audit({ query }) {
   const filters = Object.fromEntries(query);
   const [changed, go] = changesOf('/audit', filters);
-  const poll = usePoll('/api/v1/audit', { query: { ...filters, limit: 100 }, every: filters.cursor ? 30_000 : POLL_MS });
+  const poll = usePoll('/api/v1/audit', {
+    query: { ...filters, limit: 100 },
+    every: filters.cursor ? 30_000 : POLL_MS,
+  });
   const keys = usePoll('/api/v1/keys', { every: 60_000 });
   const names = Object.fromEntries((keys.data?.keys ?? []).map((/** @type {any} */ key) => [key.id, key.name]));
   /** @type {import('../parts.js').Column[]} */

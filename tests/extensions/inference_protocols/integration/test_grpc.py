@@ -7,6 +7,7 @@ import queue
 import random
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -336,7 +337,10 @@ def test_the_messages_in_progress_have_a_limit(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("path", "code"),
-    [(f"{SERVICE}/ModelInfer", "RESOURCE_EXHAUSTED"), ("grpc.health.v1.Health/Check", "OK")],
+    [
+        (f"{SERVICE}/ModelInfer", "RESOURCE_EXHAUSTED"),
+        ("grpc.health.v1.Health/Check", "INVALID_ARGUMENT"),
+    ],
 )
 def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, code: str) -> None:
     """Most of them wait in their clients: a server that took all would hold 300 MiB."""
@@ -344,7 +348,7 @@ def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, cod
     request.inputs.add(name="data", datatype="BYTES", shape=[1])
     request.raw_input_contents.append((1_000_000).to_bytes(4, "little") + bytes(1_000_000))
     message = request.SerializeToString()
-    if code == "OK":
+    if code == "INVALID_ARGUMENT":
         message = b"\x7a\xc0\x84\x3d" + bytes(1_000_000)  # a field that no message has
     process = Path(f"/proc/{site.process.pid}")
     (process / "clear_refs").write_text("5")  # the peak is that from now on
@@ -368,6 +372,49 @@ def test_a_flood_of_long_messages_takes_little_memory(site: Site, path: str, cod
     wait_until(lambda: not site.jobs("waiting", "queued"), "their jobs are cancelled")
 
 
+def test_open_calls_leave_room_for_others(site: Site, client: triton.InferenceServerClient) -> None:
+    """They need no API key: neither silent calls nor long messages hold up a request."""
+    never = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    long = b"\x7a\xc0\x84\x3d" + bytes(1_000_000)  # a field that no message has
+    with grpc.insecure_channel(site.address) as channel:
+        health = "/grpc.health.v1.Health"
+        watching = [channel.unary_stream(f"{health}/Watch")(long) for _ in range(16)]
+        assert {one.code().name for one in watching} == {"INVALID_ARGUMENT"}
+        check = channel.stream_unary(f"{health}/Check")
+        silent = [check.future(nothing()) for _ in range(17)]
+        try:
+            client.infer("echo", text())
+            assert not any(one.done() for one in silent)
+        finally:
+            for one in silent:
+                one.cancel()
+            never.set()
+
+
+def watch_without_a_window() -> bytes:
+    """A call of HTTP/2 to `Health.Watch` by a client that lets the server send no message."""
+
+    def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+        return struct.pack(">I2BI", len(payload), kind, flags, stream)[1:] + payload
+
+    headers = {
+        ":method": "POST", ":scheme": "http", ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": "x", "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
+    fields = b"".join(
+        b"\0%c%b%c%b" % (len(name), name.encode(), len(value), value.encode())
+        for name, value in headers.items()
+    )
+    window = frame(4, 0, 0, struct.pack(">HI", 4, 0))
+    message = frame(0, 1, 1, bytes(5))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + window + frame(1, 4, 1, fields) + message
+
+
 def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
     """A request of a stream after `max_wait_s`; a message on its way, if others wait for room."""
     port, answers = free_port(), queue.Queue[Any]()
@@ -379,7 +426,7 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
             max_wait_s="0.2",
             request_timeout_s="1",
             state_dir=str(tmp_path / "state"),
-        ),
+        ) as process,
         triton.InferenceServerClient(f"127.0.0.1:{port}") as client,
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):
@@ -397,13 +444,18 @@ def test_what_takes_too_long_ends(site: Site, tmp_path: Path) -> None:
         silent = [infer.future(nothing()) for _ in range(16)]
         try:
             wait_until(
-                lambda: client.is_server_live() and all(one.done() for one in silent),
+                lambda: client.get_model_metadata("echo") and all(one.done() for one in silent),
                 "other calls make the silent ones end",
             )
         finally:
             never.set()
         assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
         assert "the message has not come within 1 s" in silent[0].details()
+        with socket.create_connection(("127.0.0.1", port), 60) as deaf:
+            deaf.sendall(watch_without_a_window())
+            while b"application/grpc" not in deaf.recv(4096):
+                pass
+            process.restart(site.redis.url)  # it ends, although this client takes no news
     assert not site.jobs("waiting", "queued")
 
 

@@ -7,6 +7,7 @@ import math
 from array import array
 from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
 from extensions.inference_protocols.tensors.requests import check, element_of
 from headrace.config.inputs.tensors import DeclaredTensor
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, InvalidRequest
 
 _VALUES: Final = st.one_of(
     st.sampled_from([None, True, 1, 2**63, 10**400, 1.5, math.nan, math.inf, "x", "\ud800"]),
@@ -94,3 +95,9 @@ def test_a_float_that_is_written_is_read_as_the_same(values: list[float]) -> Non
 )
 def test_a_tensor_is_nested_lists(tensor: Tensor, text: str) -> None:
     assert answers.outputs([tensor]) == text
+
+
+@pytest.mark.parametrize("text", [b'{"b64": "\xff"}', b'{"\xff": 1}', b'{"b64": "\\ud800"}'])
+def test_an_object_with_a_text_that_is_none_is_refused(text: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="JSON Parse error"):
+        requests.bytes_of_text(msgspec.Raw(text))

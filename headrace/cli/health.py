@@ -6,7 +6,9 @@ Here are only the arguments that are right. For the help and for mistakes the pa
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from headrace.cli.shared import output
 from headrace.config.secret_files import read_secret_files
@@ -43,7 +45,11 @@ def run(arguments: Sequence[str]) -> int | None:
         return None
     try:
         read_secret_files(os.environ)
-        output.line(run_check(parts[0], workers, os.environ, models=models))
+        said = run_check(parts[0], workers, os.environ, models=models)
     except HeadraceError as error:
         return output.report(error)
+    if sys.stdout is not None:
+        # The status is the answer, whether or not somebody reads the line.
+        with suppress(OSError):
+            os.write(sys.stdout.fileno(), f"{output.printable(said)}\n".encode())
     return 0

@@ -249,6 +249,7 @@ def load_settings(
     values = {**in_file, **in_variables, **_from_overrides(overrides, problems)}
     _check_log_format(values.get("log_format", "console"), problems)
     _check_lists(values, problems)
+    _check_hosts(values, problems)
     if of_extensions or others:
         values["extensions"] = _extension_values(of_extensions, others, problems)
     if problems:
@@ -266,6 +267,17 @@ def _check_log_format(chosen: str, problems: list[str]) -> None:
     if chosen not in known:
         *most, last = sorted(known)
         problems.append(f"log_format: expected {', '.join(most)} or {last}, got {chosen!r}")
+
+
+def _check_hosts(values: Mapping[str, Any], problems: list[str]) -> None:
+    for name in ("host", "flower_host"):
+        host: str = values.get(name, "")
+        try:
+            _ = host and host.encode("idna")  # as for every connection
+        except UnicodeError:
+            problems.append(
+                f"{name}: {host!r} is no name of a host; between its dots are 1 to 63 characters"
+            )
 
 
 #: The lists whose items have a form of their own.

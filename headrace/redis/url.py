@@ -209,6 +209,7 @@ def _host_port(text: str, default: int | None) -> tuple[str, int | None]:
     try:
         parts = urlsplit(f"//{text}")
         host, port = parts.hostname, parts.port
+        unquote(host or "").encode("idna")  # as for every connection
     except ValueError:
         host = port = None
     # kombu takes a semicolon for the end of a URL.

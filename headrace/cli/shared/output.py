@@ -30,6 +30,8 @@ _SHORT_CHARS: Final = 200
 
 def message(text: str) -> None:
     """Print a line for people on standard error; its control characters are escaped."""
+    if sys.stderr is None:  # it was closed at the start
+        return
     sys.stderr.write(f"headrace: {printable(text)}\n")
     sys.stderr.flush()
 

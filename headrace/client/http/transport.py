@@ -330,6 +330,7 @@ def session_for(url: str | None, retry_s: float) -> Session:
     problem = "it must begin with http:// or https://"
     try:
         parsed = httpx2.URL(address)
+        parsed.raw_host.decode().encode("idna")  # as for every connection
         if parsed.scheme in ("http", "https") and urlsplit(address).hostname:
             return Session(address.rstrip("/"), retry_s)
     except (httpx2.InvalidURL, ValueError) as error:

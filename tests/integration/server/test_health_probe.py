@@ -204,6 +204,18 @@ def test_mistakes_are_for_the_parser(tmp_path: Path, arguments: list[str]) -> No
     assert "--models" in headrace("health", "--help", cwd=tmp_path).stdout
 
 
+def test_the_status_is_the_answer_whoever_reads(tmp_path: Path, redis_db: RedisServer) -> None:
+    program = str(Path(sys.executable).with_name("headrace"))
+    for url, expected in (redis_db.url, 0), (f"redis://127.0.0.1:{free_port()}", 1):
+        for closed in ">&-", "2>&-", ">&- 2>&-", ">/dev/full", "| :; exit ${PIPESTATUS[0]}":
+            ended = subprocess.run(
+                ["bash", "-c", f"{program} health redis {closed}"], cwd=tmp_path, check=False,
+                env=clean_environment(HEADRACE_REDIS_URL=url), capture_output=True, text=True,
+            )  # fmt: skip
+            assert ended.returncode == expected, (closed, ended.stderr)
+            assert "Traceback" not in ended.stderr
+
+
 @pytest.mark.parametrize("flavour", FLAVOURS)
 def test_every_way_to_log_in(tmp_path: Path, flavour: str) -> None:
     socket_file = tmp_path / "redis.sock"

@@ -289,7 +289,7 @@ failureThreshold: 3
 {{- range $key, $use := dict "redis_url" "redis.url or redis.existingSecret" "webhook_secrets" "webhooks.existingSecret" "tls_cert_file" "ingress.tlsSecret" "tls_key_file" "ingress.tlsSecret" "host" "api.service" "port" "api.service.port" "stop_delay_s" "api.stopDelaySeconds" "drain_timeout_s" "drainSeconds of workerDefaults, a pool or background" "worker_labels" "labels of workerDefaults or a pool" "flower_host" "flower" "flower_port" "flower" }}
 {{- if hasKey $v.settings $key }}{{ fail (printf "settings.%s is not for pods of this chart: remove it, and see %s in values.yaml" $key $use) }}{{ end }}
 {{- end }}
-{{- $limit := dig "limits" "memory" "" $v.redis.server.resources }}
+{{- $limit := dig "limits" "memory" "" ($v.redis.server.resources | default dict) }}
 {{- $bytes := include "headrace.bytes" $limit | float64 }}
 {{- if and $v.redis.server.enabled (gt $bytes 0.0) (lt $bytes (mulf 1.5 (include "headrace.bytes" $v.redis.server.maxmemory | float64))) }}{{ fail (printf "redis.server: the limit of memory %v is less than 1.5 times maxmemory %s: raise resources.limits.memory, or lower maxmemory" $limit $v.redis.server.maxmemory) }}{{ end }}
 {{- range $list := list "workers" "keys" }}

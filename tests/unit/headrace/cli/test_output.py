@@ -27,6 +27,11 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return lambda terminal: monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
 
 
+def test_a_message_without_standard_error_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as of `headrace ... 2>&-`
+    output.message("a remark")
+
+
 @on_terminal
 def test_messages_tables_and_facts_are_escaped(
     terminal: bool, use: Callable[[bool], None], capfd: pytest.CaptureFixture[str]

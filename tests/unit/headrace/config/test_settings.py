@@ -138,6 +138,13 @@ def test_an_unknown_log_level_is_refused() -> None:
     )
 
 
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_a_host_that_no_connection_can_have_is_refused(host: str) -> None:
+    text = problem({"HEADRACE_HOST": host}, {"flower_host": host})
+    for name in ("host", "flower_host"):
+        assert f"{name}: {host!r} is no name of a host" in text
+
+
 def test_every_mistake_is_named_at_once() -> None:
     text = problem({"HEADRACE_PORT": "x", "HEADRACE_NOPE": "1"}, {"flower_port": 0, "hots": "a"})
     assert [line.split(": ")[1] for line in text.splitlines()] == [

@@ -32,6 +32,7 @@ SECRET = ("hunter", "cret")
         ("redis://:hunter@h:0", "a host or its port", "write redis://"),
         ("redis://:hunter@h:99999", "a host or its port", "write redis://"),
         ("redis://hunter:cret", "a host or its port", "percent-encode"),
+        ("redis://:hunter@a..b:1", "a host or its port", "write redis://"),
         ("redis://h/abc", "the database is no number", "write it as /0"),
         ("redis://h/1/2", "the database is no number", "write it as /0"),
         ("redis://h/-1", "the database is no number", "write it as /0"),

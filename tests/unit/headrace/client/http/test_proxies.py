@@ -116,7 +116,9 @@ def test_a_socks_proxy_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
         Client("http://a.example")
 
 
-@pytest.mark.parametrize("url", ["http://[", "http://[::1", "http://", "nonsense://"])
+@pytest.mark.parametrize(
+    "url", ["http://[", "http://[::1", "http://", "nonsense://", "http://a..b"]
+)
 def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("HTTP_PROXY", PROXY)
     with pytest.raises(InvalidRequest, match="is not the address of a server"):

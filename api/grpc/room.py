@@ -125,7 +125,7 @@ class Room:
 
 
 ROOM: Final = Room()
-#: For methods that need no API key: without one nobody can fill the other, or hold it up.
+#: For methods that need no API key: a client without one cannot fill the other room, or hold it up.
 OPEN_ROOM: Final = Room()
 
 

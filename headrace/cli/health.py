@@ -45,11 +45,11 @@ def run(arguments: Sequence[str]) -> int | None:
         return None
     try:
         read_secret_files(os.environ)
-        said = run_check(parts[0], workers, os.environ, models=models)
+        report = run_check(parts[0], workers, os.environ, models=models)
     except HeadraceError as error:
         return output.report(error)
     if sys.stdout is not None:
-        # The status is the answer, whether or not somebody reads the line.
+        # The status is the answer, even if the line has no reader.
         with suppress(OSError):
-            os.write(sys.stdout.fileno(), f"{output.printable(said)}\n".encode())
+            os.write(sys.stdout.fileno(), f"{output.printable(report)}\n".encode())
     return 0

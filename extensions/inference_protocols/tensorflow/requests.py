@@ -87,7 +87,7 @@ def bytes_of_text(text: msgspec.Raw) -> bytes | None:
     """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`.
 
     Raises:
-        InvalidRequest: it is an object with a text that is none.
+        InvalidRequest: it is an object whose text is not UTF-8.
     """
     if bytes(memoryview(text)[:1]) != b"{":
         return None

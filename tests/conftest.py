@@ -94,6 +94,8 @@ SLOW: Final = (
     "integration/workers/test_wrong_clock.py",
     "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
+    # In a process that ran OpenVINO, a later signal was a segmentation fault.
+    "unit/handlers/optimize/test_several_modules.py",
     "unit/handlers/test_language_model.py",
 )
 #: The kinds of Redis that only `make test-slow` runs the tests of every kind on.

@@ -123,16 +123,11 @@ def opened(part: dict[str, str]) -> Image.Image:
     [
         ("eager", "bfloat16", ROUGH),
         ("openvino", "float", EXACT),
-        *(
-            pytest.param(*form, marks=pytest.mark.slow)
-            for form in (
-                ("eager", "half", ROUGH),
-                ("openvino", "bfloat16", ROUGH),
-                ("onnxruntime", "float", EXACT),
-                ("torchscript", "float", EXACT),
-                ("aot", "float", EXACT),
-            )
-        ),
+        ("eager", "half", ROUGH),
+        ("openvino", "bfloat16", ROUGH),
+        ("onnxruntime", "float", EXACT),
+        ("torchscript", "float", EXACT),
+        ("aot", "float", EXACT),
     ],
 )
 @pytest.mark.parametrize("model", [DETECTOR, POSE])

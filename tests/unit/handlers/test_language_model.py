@@ -591,8 +591,8 @@ def test_long_chains_do_not_end_the_process() -> None:
         from handlers.generation.structure import Shape, Shapes
         shapes = Shapes(load_tokenizer({str(INCLUDED)!r}), [0])
         rules = "".join(f"r{{n}}: r{{n + 1}}\\n" for n in range(1900))
-        chain = {{f"a{{n}}": {{"$ref": f"#/$defs/a{{n + 1}}"}} for n in range(3900)}}
-        schema = {{**chain["a0"], "$defs": {{**chain, "a3900": {{"type": "integer"}}}}}}
+        chain = {{f"a{{n}}": {{"$ref": f"#/$defs/a{{n + 1}}"}} for n in range(1450)}}
+        schema = {{**chain["a0"], "$defs": {{**chain, "a1450": {{"type": "integer"}}}}}}
         for shape in (Shape(grammar=f'start: r0\\n{{rules}}r1900: "a"'), Shape(json=schema)):
             shapes.compiled(shape.as_grammar()).result(120)
     """

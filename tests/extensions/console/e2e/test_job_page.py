@@ -19,7 +19,6 @@ from headrace.redis.fields import JobField
 from tests.extensions.console.harness.deployment import Console, console, opened
 from tests.extensions.console.harness.page_checks import HOSTILE
 from tests.extensions.console.harness.told import WORDS
-from tests.harness.http.browser import browser
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.up import headrace
 from tests.harness.wait import wait_until
@@ -27,12 +26,6 @@ from tests.harness.wait import wait_until
 TOLD = Path(__file__).parents[1] / "harness" / "told.py"
 PIPELINES = {"scored_twice": {"stages": {"first": {"model": "shown"}, "second": {"model": "echo"}}}}
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

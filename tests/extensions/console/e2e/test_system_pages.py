@@ -14,7 +14,6 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from headrace.webhooks.signing import new_secret
 from tests.extensions.console.harness.deployment import Console, console, opened
 from tests.extensions.console.harness.page_checks import HOSTILE, fits_and_is_for_people
-from tests.harness.http.browser import browser
 from tests.harness.servers.webhook_receiver import Receiver, webhook_receiver
 from tests.harness.wait import wait_until
 
@@ -24,12 +23,6 @@ RUN = {
     "command": ["headrace", "run", "shown"], "folder": "/data", "state": "running",
 }  # fmt: skip
 BOUNDARY = "a-boundary"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,12 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.extensions.console.harness.deployment import HANDLER, Console, console, opened
 from tests.extensions.console.harness.page_checks import HOSTILE, fits_and_is_for_people
-from tests.harness.http.browser import browser
 from tests.harness.wait import wait_until
 
 MODELS: dict[str, dict[str, Any]] = {
     "echo": {"handler": "echo"},
     "python_docs": {"handler": "language_model", "load": "on_demand", "max_batch_size": 8},
 }
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -104,7 +104,8 @@ def interval(trials: Sequence[Trial], confidence: float = _CONFIDENCE) -> tuple[
     """Return the interval of the mean peak rate, by bootstrap.
 
     A peak is known only to be between the highest rate that met the objective and the lowest that
-    did not. So each draw is from between them. Few values are too alike, which is corrected.
+    did not. So each draw is from between them. Few values are too alike, which is corrected. No
+    rate is below 0.
     """
     # The same trials give the same interval.
     chance = random.Random(len(trials))  # noqa: S311 - not for secrets
@@ -120,4 +121,4 @@ def interval(trials: Sequence[Trial], confidence: float = _CONFIDENCE) -> tuple[
     means.sort()
     cut = round((1 - confidence) / 2 * (_RESAMPLES - 1))
     low, high = means[cut], means[-1 - cut]
-    return centre + (low - middle) * widen, centre + (high - middle) * widen
+    return max(0.0, centre + (low - middle) * widen), centre + (high - middle) * widen

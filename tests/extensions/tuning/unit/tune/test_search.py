@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from extensions.tuning.tune.calibration import calibrated, start_of
-from extensions.tuning.tune.confirmation import confirm
+from extensions.tuning.tune.confirmation import confirm, interval
 from extensions.tuning.tune.search import BudgetSpent, Found, Trial, search
 from extensions.tuning.tune.space import Candidate, Space, space_of
 from headrace.config.model.optimize import Optimize
@@ -147,3 +147,13 @@ def test_equal_candidates_are_measured_once() -> None:
     search(space, space.present, measure)
 
     assert len(seen) == len(set(seen))
+
+
+def test_no_interval_of_a_rate_is_below_zero() -> None:
+    missed = Trial(candidate=Candidate(label="", options={}), rate=0.0, low=0.0, high=20.0)
+    met = Trial(candidate=Candidate(label="", options={}), rate=30.0, low=30.0, high=31.0)
+
+    low, high = interval([missed, missed, met])
+
+    assert low == 0.0
+    assert high > 10.0

@@ -242,10 +242,10 @@ def main() -> None:
             return [tuned(folder / "tune", builds, options.slo, options.budget)]
 
         for part in options.parts:
+            how = {"forms": "one thread; ", "sweep": f"{options.requests} requests a cell; "}
             about = (
-                f"{'one thread; ' if part == 'forms' else ''}"
-                f"load average before {os.getloadavg()[0]:.1f}, by "
-                f"`python -m benchmarks.case_study.drawings {part} --write`."
+                f"{how.get(part, '')}load average before {os.getloadavg()[0]:.1f}, by other "
+                f"programs. `python -m benchmarks.case_study.drawings {part} --write` repeats it."
             )
             tables = measure(part)
             if options.write:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from handlers.common.tensor_programs import load_program
+from handlers.common.tensor_programs import load_program, onnx_session
 from handlers.tensor_model import TensorModel, read_item
 from headrace.config.model.options import TensorSpec
 from headrace.errors import ConfigError, HandlerError, InputError
@@ -168,6 +168,14 @@ def test_an_exported_program_names_its_tensors(tmp_path: Path) -> None:
     # Ten rows run as batches of at most four.
     assert [row["total"] for row in run(handler, *inputs)] == [3 * (n + 1) for n in range(10)]
     assert run(handler, inputs[0])[0]["y"] == [1, 1, 1]
+
+
+def test_the_threads_of_an_onnx_program_do_not_spin(tmp_path: Path) -> None:
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    session = onnx_session(save_onnx(tmp_path / "m.onnx", "batch"), "cpu", 2)
+    entry = session.get_session_options().get_session_config_entry
+    assert entry("session.intra_op.allow_spinning") == "0"
 
 
 @pytest.mark.parametrize("batch", ["batch", 4])

@@ -35,7 +35,7 @@ BATCH_MS: Final = (20.0, 7.0)
 MOSEC_WAIT_MS: Final = 5
 TORCHSERVE_DELAY_MS: Final = 10
 #: Headrace's default.
-DELAY_MS: Final = 5.0
+DELAY_MS: Final = 10.0
 BODY: Final = b'{"x": 1}'
 START_S: Final = 300.0
 

@@ -191,7 +191,7 @@ class Simulation:
         online = [item for item in items if not item.step]
         self._took += [now - item.enqueued_at for item in online]
         self._batcher.latency_model.add(self.device.padded(len(items)), now - began_at)
-        self._batcher.batch_ended(len(online), now)
+        self._batcher.batch_ended(len(online), now, now - began_at)
         self._offline.extend(Item(now, 9) for item in items if item.step and now < self._stop_at)
         at = now + self._clients.trip_s
         for item in online:

@@ -271,11 +271,10 @@ class Batcher(Generic[ItemT]):
         else:
             row.append((number, item))
 
-    def batch_ended(self, online: int, now: float) -> None:
+    def batch_ended(self, online: int, now: float, took_s: float) -> None:
         """Note that a batch with so many online items has ended, whose callers may come back."""
         if self.policy.holds:
-            usual_s = self.latency_model.usual_s
-            self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, usual_s)
+            self.returns.batch_ended(online, now, self.policy.max_batch_delay_s, took_s)
 
     def decide(
         self, now: float, *, draining: bool = False, behind: int | None = None

@@ -214,11 +214,12 @@ class Expected(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class EndedBatch:
-    """A batch whose callers may come back until `until`; `came` have."""
+    """A batch that took `took_s`, and whose callers may come back until `until`; `came` have."""
 
     ended_at: float
     size: int
     until: float
+    took_s: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
     came: int = 0
@@ -266,15 +267,15 @@ class Returns:
         """Whether callers are known to come back."""
         return self.seen >= SEEN_MIN and self.share >= SHARE_MIN
 
-    def batch_ended(self, size: int, now: float, delay_s: float, usual_s: float) -> None:
-        """Note the end of a batch of `size` jobs; usually one takes `usual_s`.
+    def batch_ended(self, size: int, now: float, delay_s: float, took_s: float) -> None:
+        """Note the end of a batch of `size` jobs that took `took_s`.
 
         The first caller that comes back opens a batch, which waits for at most `delay_s`.
         """
         self._expire(now)
         self._delay_s = delay_s
         if size:
-            self._open.append(EndedBatch(now, size, now + max(delay_s, usual_s)))
+            self._open.append(EndedBatch(now, size, now + max(delay_s, took_s), took_s))
 
     def arrived(self, enqueued_at: float, now: float) -> None:
         """Note a new job, which is here since `now`."""
@@ -322,7 +323,8 @@ class Returns:
 
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
-        within_s = self.late_s or self._delay_s
+        # The jobs of the batch itself came before it began.
+        within_s = min(self.late_s or self._delay_s, batch.took_s)
         first, middle, end = (bisect(self._recent, at + by) for by in (-within_s, 0, within_s))
         before, after = middle - first, end - middle
         self.seen += 1

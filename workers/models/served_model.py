@@ -581,7 +581,7 @@ class ServedModel:
 
     def batch_ended(self, batch: Batch, now: float) -> None:
         """Note that a batch has run, before it is settled: its callers may come back."""
-        self._batcher.batch_ended(batch.online, now)
+        self._batcher.batch_ended(batch.online, now, now - batch.started_at)
         self._backlog.look_now()
 
     def batch_done(

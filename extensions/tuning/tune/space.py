@@ -170,7 +170,7 @@ def space_of(
         preprocess_share: the part of a batch's time that `preprocess` takes.
     """
     batch = present.get("max_batch_size", 32)
-    delay_ms = float(present.get("max_batch_delay_ms", 5.0))
+    delay_ms = float(present.get("max_batch_delay_ms", 10.0))
     # A delay counts towards the latency, and a batch takes time too.
     delays = [delay for delay in _DELAYS_MS if delay <= objective_ms / 2]
     axes = [

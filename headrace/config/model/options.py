@@ -217,7 +217,7 @@ class ModelOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     idle_unload_s: _Seconds = 300.0
     weight: Annotated[float, Meta(ge=0.001, le=1000)] = 1.0
     max_batch_size: _BatchSize = 32
-    max_batch_delay_ms: Annotated[float, Meta(ge=0, le=60_000)] = 5.0
+    max_batch_delay_ms: Annotated[float, Meta(ge=0, le=60_000)] = 10.0
     allowed_batch_sizes: Annotated[list[_BatchSize], Meta(min_length=1, max_length=256)] | None = (
         None
     )

@@ -48,12 +48,12 @@ def observed(
     The callers of the last one are to come back.
     """
     for _ in range(batches):
-        made.batch_ended(size, at)
+        made.batch_ended(size, at, BATCH_S)
         for _ in range(back):
             made.add(Waiting(at + TRIP_S))
         made.take_all()
         at += BATCH_S + TRIP_S
-    made.batch_ended(size, at)
+    made.batch_ended(size, at, BATCH_S)
     return at
 
 
@@ -108,6 +108,20 @@ def test_arrivals_that_do_not_follow_the_end_of_a_batch_are_no_callers() -> None
         returns.arrived(at + 0.0005, at + 0.0005)
     assert returns.seen > 100
     assert not returns.known
+
+
+def test_jobs_of_the_batch_itself_hide_no_callers() -> None:
+    """Batches are so short that the callers before them come within the time to wait."""
+    returns = Returns()
+    batch_s = 2 * TRIP_S
+    at = 0.0
+    for _ in range(20):
+        returns.batch_ended(4, at, 100 * DELAY_S, batch_s)
+        for part in range(4):
+            came = at + TRIP_S * (1 + part / 4)
+            returns.arrived(came, came)
+        at += 2 * TRIP_S + batch_s
+    assert returns.share == 1.0
 
 
 def test_jobs_that_were_claimed_late_do_not_count_as_callers() -> None:
@@ -199,7 +213,7 @@ def test_callers_that_go_to_other_workers_are_not_waited_for() -> None:
 def test_the_callers_of_several_replicas_add_up() -> None:
     made = batcher()
     at = observed(made)
-    made.batch_ended(3, at + 0.0005)
+    made.batch_ended(3, at + 0.0005, BATCH_S)
     expected = made.returns.expected(at + 0.0005)
     assert expected is not None
     assert expected.callers == 7
@@ -214,7 +228,7 @@ def test_the_end_of_a_closed_loop_costs_few_holds() -> None:
         holds += isinstance(made.decide(at + 1.0), Hold)
         made.take_all()
         at += 2.0
-        made.batch_ended(1, at)
+        made.batch_ended(1, at, BATCH_S)
         made.add(Waiting(at))
         holds += isinstance(made.decide(at), Hold)
         made.take_all()
@@ -257,7 +271,7 @@ def test_a_trial_learns_the_times_where_all_batches_have_one_size() -> None:
         made.add(Waiting(at + TRIP_S))
         assert len(left(made.decide(at + TRIP_S)).items) == (2 if trial else 1)
         at += BATCH_S
-        made.batch_ended(1, at)
+        made.batch_ended(1, at, BATCH_S)
     assert 2 <= trials <= 5
 
 
@@ -344,15 +358,15 @@ def test_full_batches_of_one_key_do_not_starve_another_that_is_held(clients: int
         for _ in range(8 - came):
             made.add(Waiting(at := at + TRIP_S / 8, key="a"))
         at += BATCH_S
-        made.batch_ended(len(decision.items), at)
+        made.batch_ended(len(decision.items), at, BATCH_S)
     raise AssertionError("the other key never ran")
 
 
 def test_few_ended_batches_are_remembered_after_a_slow_one() -> None:
     returns = Returns()
-    returns.batch_ended(4, 0.0, DELAY_S, usual_s=30)
+    returns.batch_ended(4, 0.0, DELAY_S, took_s=30)
     for number in range(1000):
-        returns.batch_ended(4, number * 0.005, DELAY_S, usual_s=0.005)
+        returns.batch_ended(4, number * 0.005, DELAY_S, took_s=0.005)
     assert len(returns._open) <= OPEN_MAX
 
 
@@ -362,5 +376,5 @@ def test_the_delay_does_not_count_while_an_offline_batch_runs() -> None:
     made.add(Waiting(at))
     made.decide(at, behind=0)
     later = at + DELAY_S
-    made.batch_ended(4, later)
+    made.batch_ended(4, later, BATCH_S)
     assert isinstance(made.decide(later), Hold)

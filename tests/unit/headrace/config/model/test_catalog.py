@@ -43,7 +43,7 @@ def test_defaults_of_a_model(models_file: Path) -> None:
     assert model.name == "digits"
     assert model.queue == queue_name("digits")
     assert (model.version, model.device, model.replicas) == ("1.0", "auto", 1)
-    assert (model.max_batch_size, model.max_batch_delay_ms) == (32, 5.0)
+    assert (model.max_batch_size, model.max_batch_delay_ms) == (32, 10.0)
     assert (model.max_queue_depth, model.timeout_s) == (10_000, 60.0)
     assert (model.weights, model.max_retries, model.options) == (None, None, {})
 

@@ -40,9 +40,9 @@ POLICIES: Final[dict[str, type[Batcher[Item]]]] = {
 }
 
 #: A device of which the batches take the same time, at each size; and one that gains nothing.
-CONSTANT: Final = Device(0.020, 0.0, 8, 0.005)
-SHORT: Final = Device(0.007, 0.0, 8, 0.005)
-LINEAR: Final = Device(0.0, 0.010, 8, 0.005)
+CONSTANT: Final = Device(0.020, 0.0, 8, 0.010)
+SHORT: Final = Device(0.007, 0.0, 8, 0.010)
+LINEAR: Final = Device(0.0, 0.010, 8, 0.010)
 
 
 class Case(NamedTuple):
@@ -71,6 +71,9 @@ LOOPS: Final[dict[str, Case]] = {
     ),
     "20 ms, 10 clients, 3 ms of thought": Case(CONSTANT, Clients(10, think_s=0.003)),
     "20 ms, 10 clients, a trip of 3 ms": Case(CONSTANT, Clients(10, trip_s=0.003)),
+    "7 ms, 8 clients, a trip of 3 ms": Case(SHORT, Clients(8, trip_s=0.003)),
+    "7 ms, 10 clients, a trip of 5 ms": Case(SHORT, Clients(10, trip_s=0.005)),
+    "7 ms, 12 clients, a trip of 5 ms": Case(SHORT, Clients(12, trip_s=0.005)),
     "20 ms, 10 clients, 2 keys": Case(CONSTANT, Clients(10), keys=2),
     "20 ms, 8 clients, 2 replicas": Case(CONSTANT._replace(replicas=2), Clients(8)),
     "20 ms, 20 clients, 2 replicas": Case(CONSTANT._replace(replicas=2), Clients(20)),
@@ -181,7 +184,9 @@ def main() -> None:
             "and 10 ms."
         )
         write_tables("policy_sim", description, at_random)
-        description = f"{options.seconds:g} s of each; 8 jobs in a batch at most, or 16; 5 ms."
+        description = (
+            f"{options.seconds:g} s of each; 8 jobs in a batch at most, or 16; a delay of 10 ms."
+        )
         write_tables("policy_loops", description, loops)
 
 

@@ -36,12 +36,16 @@ GAP_WEIGHT: Final = 0.1
 SEEN_MIN: Final = 4
 #: Nor if a smaller share of them comes back.
 SHARE_MIN: Final = 0.4
+#: From this share on, all of them are expected: the share is a little too small by chance.
+ALL_MIN: Final = 0.75
 #: Weights of the newest batch in the running share, means and mean deviation.
 SHARE_WEIGHT: Final = 0.1
 MEAN_WEIGHT: Final = 0.125
 DEVIATION_WEIGHT: Final = 0.25
 #: A caller is late after so many mean deviations; with 4, as TCP, one in fifty is.
 DEVIATIONS: Final = 6
+#: A caller is expected from this share of the usual time on, less the deviations.
+EARLY_SHARE: Final = 0.9
 #: How many batches wait for their callers: a long one must not keep those after it.
 OPEN_MAX: Final = 64
 #: How many of the latest jobs count.
@@ -214,12 +218,16 @@ class Expected(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class EndedBatch:
-    """A batch that took `took_s`, and whose callers may come back until `until`; `came` have."""
+    """A batch that took `took_s`, and whose callers may come back until `until`; `came` have.
+
+    The first of them was enqueued at `enqueued_at`, and was here at `first_at`.
+    """
 
     ended_at: float
     size: int
     until: float
     took_s: float = 0.0
+    enqueued_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
     came: int = 0
@@ -234,24 +242,28 @@ class Returns:
     no use. This is learned from the ends of batches and from the jobs that follow them; who sent a
     job is not known.
 
-    A share of the callers comes back: the jobs that are enqueued within some time after the end,
-    less those within the same time before it, to the size of the batch. For jobs that come at
-    random, the two are equal, and the share is near 0. When they come is learned as TCP learns its
-    retransmission timeout (RFC 6298): a running mean, and a running mean deviation.
+    A share of the callers comes back: the jobs that are enqueued after the end in the time in which
+    callers come back, less those within a time as long before the end, to the size of the batch.
+    For jobs that come at random, the two are equal, and the share is near 0. When they come is
+    learned as TCP learns its retransmission timeout (RFC 6298): a running mean, and a running mean
+    deviation.
 
     Attributes:
-        share: the share of the callers that do; below 0 only by chance.
         seen: how many batches were observed.
-        first_s: after how many seconds the first one does.
-        last_s: after how many seconds the last one does.
+        enqueued_s: after how many seconds the first one is enqueued.
+        first_s: after how many seconds the first one is here.
+        last_s: after how many seconds the last one is here.
         deviation_s: the mean deviation of `last_s`.
     """
 
-    share: float = 0.0
     seen: int = 0
+    enqueued_s: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
     deviation_s: float = 0.0
+    #: The running means of how many callers come back, and of how many a batch has.
+    _back: float = 0.0
+    _size: float = 0.0
     _delay_s: float = 0.0
     _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
     #: When the latest jobs were enqueued, sorted.
@@ -261,6 +273,11 @@ class Returns:
     def late_s(self) -> float:
         """After how many seconds a caller that has not come back is late; 0 while unknown."""
         return self.last_s + DEVIATIONS * self.deviation_s
+
+    @property
+    def share(self) -> float:
+        """The share of the callers that come back; below 0 only by chance."""
+        return self._back / self._size if self._size else 0.0
 
     @property
     def known(self) -> bool:
@@ -286,7 +303,7 @@ class Returns:
         for batch in reversed(self._open):
             if batch.ended_at < enqueued_at:
                 if not batch.came:
-                    batch.first_at = now
+                    batch.enqueued_at, batch.first_at = enqueued_at, now
                     batch.until = now + self._delay_s
                     if self.last_s:
                         late_at = batch.ended_at + 2 * self.late_s
@@ -305,10 +322,11 @@ class Returns:
         self._expire(now)
         if not self.known:
             return None
+        share = 1.0 if self.share >= ALL_MIN else self.share
         count, first_at, last_at, late_at = 0, float("inf"), now, now
         ended = [EndedBatch(now, running, now)] if running else []
         for batch in (*self._open, *ended):
-            missing = round(batch.size * self.share) - batch.came
+            missing = round(batch.size * share) - batch.came
             until = batch.ended_at + self.late_s
             if missing > 0 and until > now:
                 count += missing
@@ -323,20 +341,27 @@ class Returns:
 
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
+        early_s = max(0.0, EARLY_SHARE * self.enqueued_s - DEVIATIONS * self.deviation_s)
         # The jobs of the batch itself came before it began.
-        within_s = min(self.late_s or self._delay_s, batch.took_s)
-        first, middle, end = (bisect(self._recent, at + by) for by in (-within_s, 0, within_s))
-        before, after = middle - first, end - middle
+        within_s = min((self.late_s or self._delay_s) - early_s, batch.took_s)
+        times = (at - within_s, at, at + early_s, at + early_s + within_s)
+        first, end, early, late = (bisect(self._recent, time) for time in times)
+        before, after = end - first, late - early
         self.seen += 1
-        sample = (min(after, size) - min(before, size)) / size
-        self.share += max(SHARE_WEIGHT, 1 / self.seen) * (sample - self.share)
+        weight = max(SHARE_WEIGHT, 1 / self.seen)
+        self._back += weight * (min(after, size) - min(before, size) - self._back)
+        self._size += weight * (size - self._size)
         if not batch.came:
             return
-        first_s, last_s = batch.first_at - at, batch.last_at - at
+        enqueued_s, first_s, last_s = (
+            time - at for time in (batch.enqueued_at, batch.first_at, batch.last_at)
+        )
         if not self.last_s:
-            self.first_s, self.last_s, self.deviation_s = first_s, last_s, last_s / 2
+            self.enqueued_s, self.first_s, self.last_s = enqueued_s, first_s, last_s
+            self.deviation_s = last_s / 2
             return
         error_s = last_s - self.last_s
+        self.enqueued_s += MEAN_WEIGHT * (enqueued_s - self.enqueued_s)
         self.first_s += MEAN_WEIGHT * (first_s - self.first_s)
         self.last_s += MEAN_WEIGHT * error_s
         self.deviation_s += DEVIATION_WEIGHT * (abs(error_s) - self.deviation_s)

@@ -124,6 +124,52 @@ def test_jobs_of_the_batch_itself_hide_no_callers() -> None:
     assert returns.share == 1.0
 
 
+def returning(returns: Returns, at: float, size: int, here_s: float = 0.0) -> None:
+    """A batch of `size` ends at `at`; its callers come back, and are here `here_s` later."""
+    returns.batch_ended(size, at, 2 * DELAY_S, 0.007)
+    for _ in range(size):
+        returns.arrived(at + 0.005, at + 0.005 + here_s)
+
+
+def test_callers_that_come_back_during_the_next_batch_do_not_hide_its_own() -> None:
+    """Batches of 8 and 2 take turns on a device that never waits."""
+    returns = Returns()
+    for number in range(40):
+        returning(returns, number * 0.007, 2 if number % 2 else 8)
+    assert returns.share > 0.95
+
+
+def test_a_small_batch_counts_less_than_a_large_one() -> None:
+    returns = Returns()
+    for number in range(40):
+        at = number * 0.1
+        returning(returns, at, 8)
+        returns.batch_ended(2, at + 0.05, 2 * DELAY_S, 0.007)  # these callers have gone
+    assert 0.7 < returns.share < 0.9
+
+
+def test_callers_of_whom_a_few_are_missed_by_chance_are_all_expected() -> None:
+    returns = Returns()
+    at = 0.0
+    for number in range(40):
+        at = number * 0.1
+        returns.batch_ended(10, at, 2 * DELAY_S, 0.007)
+        for _ in range(8):
+            returns.arrived(at + 0.005, at + 0.005)
+    returns.batch_ended(10, at + 0.1, 2 * DELAY_S, 0.007)
+    expected = returns.expected(at + 0.1)
+    assert expected is not None
+    assert expected.callers == 10
+
+
+def test_callers_count_from_when_they_were_enqueued() -> None:
+    """They are here three ms later, each time."""
+    returns = Returns()
+    for number in range(200):
+        returning(returns, number * 0.02, 4, here_s=0.003)
+    assert returns.share == pytest.approx(1.0)
+
+
 def test_jobs_that_were_claimed_late_do_not_count_as_callers() -> None:
     """A worker that is not notified during a short batch sees them all after its end."""
     returns = Returns()

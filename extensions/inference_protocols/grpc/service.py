@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from google.protobuf import json_format
@@ -10,82 +11,66 @@ from api.auth.authenticator import Open
 from api.grpc.calls import Answer, Method
 from api.http.messages import Request
 from api.services import Services
-from api.submission.job_request import idempotency_key, request_trace
-from extensions.inference_protocols.grpc.messages import (
-    PACKAGE,
-    PROTOS,
-    request_of,
-    write_response,
-)
+from api.submission.job_request import idempotency_key
+from extensions.inference_protocols.grpc.messages import PACKAGE, PROTOS, request_of, write_response
 from extensions.inference_protocols.grpc.stream import stream_infer
-from extensions.inference_protocols.jobs.inference import (
-    JOB,
-    Call,
-    job_request,
-    outputs_of,
-    run,
-)
-from extensions.inference_protocols.models import repository
-from extensions.inference_protocols.models.descriptions import (
-    config_of,
-    metadata_of,
-    server_metadata,
-)
-from extensions.inference_protocols.models.lookup import all_ready, model_for, ready_model
-from extensions.inference_protocols.models.statistics import statistics_of
-from extensions.inference_protocols.tensors.requests import Unsupported, no_shared_memory
+from extensions.inference_protocols.jobs import inference
+from extensions.inference_protocols.models import documents, repository
+from extensions.inference_protocols.tensors.requests import no_changes, no_shared_memory
 from headrace.access.api_key import Scope
 from headrace.errors import BrokerError, HeadraceError
 
 SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
+Document = Callable[..., Awaitable[Mapping[str, Any]]]
 
 
-def _reply(name: str, document: dict[str, Any] | None = None) -> Any:
+def _reply(name: str, document: Mapping[str, Any]) -> Any:
     """Return a response by the name of its method; the documents have the names of its fields."""
     response = PROTOS.message(f"{PACKAGE}.{name}Response")()
-    return json_format.ParseDict(document or {}, response, descriptor_pool=PROTOS.pool)
+    return json_format.ParseDict(document, response, descriptor_pool=PROTOS.pool)
 
 
-async def _live(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
-    return _reply("ServerLive", {"live": True})
+def _shows(name: str, document: Document, *fields: str) -> Answer:
+    """Return a method that answers with a document about what these fields name."""
+
+    async def answer(services: Services, _: Request, message: Any, _context: Any) -> Any:
+        return _reply(name, await document(services, *(getattr(message, one) for one in fields)))
+
+    return answer
 
 
-async def _ready(services: Services, _: Request, _message: Any, _context: Any) -> Any:
+def _refuses(error: Callable[[], HeadraceError]) -> Answer:
+    async def answer(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
+        raise error()
+
+    return answer
+
+
+async def _nothing(_: Services) -> Mapping[str, Any]:
+    return {}
+
+
+async def _live(_: Services) -> Mapping[str, Any]:
+    return {"live": True}
+
+
+async def _ready(services: Services) -> Mapping[str, Any]:
     try:
-        ready = await all_ready(services)
+        return {"ready": await repository.all_ready(services)}
     except BrokerError:
-        ready = False
-    return _reply("ServerReady", {"ready": ready})
+        return {"ready": False}
 
 
-async def _model_ready(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    found = await ready_model(services, message.name, message.version)
-    return _reply("ModelReady", {"ready": found is not None})
+async def _model_ready(services: Services, name: str, version: str) -> Mapping[str, Any]:
+    return {"ready": await repository.ready_model(services, name, version) is not None}
 
 
-async def _server_metadata(services: Services, _: Request, _message: Any, _context: Any) -> Any:
-    return _reply("ServerMetadata", server_metadata(services))
+async def _config(services: Services, name: str, version: str) -> Mapping[str, Any]:
+    return {"config": await documents.config_of(services, name, version)}
 
 
-async def _metadata(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    model = await model_for(services, message.name, message.version)
-    await services.model_statuses.refresh()
-    return _reply("ModelMetadata", metadata_of(services, model))
-
-
-async def _config(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    model = await model_for(services, message.name, message.version)
-    return _reply("ModelConfig", {"config": await config_of(services, model)})
-
-
-async def _statistics(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    found = await statistics_of(services, message.name, message.version)
-    return _reply("ModelStatistics", found)
-
-
-async def _index(services: Services, _: Request, message: Any, _context: Any) -> Any:
-    models = await repository.index_of(services, ready=message.ready)
-    return _reply("RepositoryIndex", {"models": models})
+async def _index(services: Services, ready: bool) -> Mapping[str, Any]:
+    return {"models": await repository.index_of(services, ready=ready)}
 
 
 async def _load(services: Services, request: Request, message: Any, _context: Any) -> Any:
@@ -106,65 +91,47 @@ def _named(message: Any) -> str:
 
 
 async def _infer(services: Services, request: Request, message: Any, context: Any) -> Any:
-    model = await model_for(services, message.model_name, message.model_version)
-    call = Call(
-        request.caller, request.header, idempotency_key(request), trace=request_trace(request)
-    )
-    try:
+    model = await repository.model_for(services, message.model_name, message.model_version)
+    key = idempotency_key(request)
+    with inference.counting_refusals(services, model):
         asked = await request_of(message)
         del message  # its tensors have their own bytes
-        validated = job_request(services, call, model, asked)
+        validated = inference.job_request(services, request, model, asked, key)
         asked.inputs.clear()
-    except HeadraceError as error:
-        services.counters.refused(model.name, error.code)
-        raise
-    await context.send_initial_metadata(((JOB, validated.identity.job_id),))
-    job = await run(services, call, validated)
-    return write_response(asked, job.model, job.version, await outputs_of(services, job))
+    await context.send_initial_metadata(((inference.JOB, validated.identity.job_id),))
+    job = await inference.run(services, validated)
+    return write_response(asked, job.model, job.version, await inference.outputs_of(services, job))
 
 
-def _same(name: str) -> Answer:
-    """Return a method whose response is empty."""
-
-    async def answer(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
-        return _reply(name)
-
-    return answer
-
-
-async def _register(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
-    raise no_shared_memory()
-
-
-async def _settings(_services: Services, _: Request, _message: Any, _context: Any) -> Any:
-    raise Unsupported("traces and logs are set by the settings of the server")
-
-
-def _shared_memory(kind: str) -> dict[str, Method]:
-    """Return the methods of a kind of shared memory: no region is ever known."""
-    name = f"{kind}SharedMemory"
-    return {
-        f"{name}Status": Method(_same(f"{name}Status"), Scope.READ),
-        f"{name}Register": Method(_register, Scope.MANAGE),
-        f"{name}Unregister": Method(_same(f"{name}Unregister"), Scope.MANAGE),
-    }
-
-
+_OF_SERVER: Final[Mapping[str, Document]] = {
+    "ServerLive": _live, "ServerReady": _ready, "ServerMetadata": documents.server_metadata,
+}  # fmt: skip
+_OF_MODEL: Final[Mapping[str, Document]] = {
+    "ModelReady": _model_ready, "ModelMetadata": documents.metadata_of, "ModelConfig": _config,
+    "ModelStatistics": documents.statistics_of,
+}  # fmt: skip
+_SHARED_MEMORY: Final = ("SystemSharedMemory", "CudaSharedMemory")
 METHODS: Final = {
-    "ServerLive": Method(_live, Open.ALWAYS),
-    "ServerReady": Method(_ready, Open.ALWAYS),
-    "ServerMetadata": Method(_server_metadata, Open.ALWAYS),
-    "ModelReady": Method(_model_ready, Scope.READ),
-    "ModelMetadata": Method(_metadata, Scope.READ),
-    "ModelConfig": Method(_config, Scope.READ),
-    "ModelStatistics": Method(_statistics, Scope.READ),
+    **{name: Method(_shows(name, document), Open.ALWAYS) for name, document in _OF_SERVER.items()},
+    **{
+        name: Method(_shows(name, document, "name", "version"), Scope.READ)
+        for name, document in _OF_MODEL.items()
+    },
     "ModelInfer": Method(_infer, Scope.SUBMIT),
     "ModelStreamInfer": Method(stream_infer, Scope.SUBMIT),
-    "RepositoryIndex": Method(_index, Scope.READ),
+    "RepositoryIndex": Method(_shows("RepositoryIndex", _index, "ready"), Scope.READ),
     "RepositoryModelLoad": Method(_load, Scope.MANAGE),
     "RepositoryModelUnload": Method(_unload, Scope.MANAGE),
-    **_shared_memory("System"),
-    **_shared_memory("Cuda"),
-    "TraceSetting": Method(_settings, Scope.MANAGE),
-    "LogSettings": Method(_settings, Scope.MANAGE),
+    "TraceSetting": Method(_refuses(no_changes), Scope.MANAGE),
+    "LogSettings": Method(_refuses(no_changes), Scope.MANAGE),
+    # No region of shared memory is ever known.
+    **{
+        f"{kind}{verb}": Method(answer, scope)
+        for kind in _SHARED_MEMORY
+        for verb, answer, scope in (
+            ("Status", _shows(f"{kind}Status", _nothing), Scope.READ),
+            ("Register", _refuses(no_shared_memory), Scope.MANAGE),
+            ("Unregister", _shows(f"{kind}Unregister", _nothing), Scope.MANAGE),
+        )
+    },
 }

@@ -58,7 +58,7 @@ async def body_of(services: Services, request: Request) -> bytes:
 
 
 async def parsed(size: int, read: Callable[..., Parsed], *given: Any) -> Parsed:
-    """Return what `read` makes of so many bytes; many are read in a thread."""
+    """Return what `read` makes of `size` bytes; long ones are read in a thread."""
     if size < LONG_BYTES:
         return read(*given)
     return await asyncio.to_thread(read, *given)

@@ -24,17 +24,19 @@ SERVICE: Final = f"{PACKAGE}.GRPCInferenceService"
 Document = Callable[..., Awaitable[Mapping[str, Any]]]
 
 
-def _reply(name: str, document: Mapping[str, Any]) -> Any:
-    """Return a response by the name of its method; the documents have the names of its fields."""
-    response = PROTOS.message(f"{PACKAGE}.{name}Response")()
+def _reply(request: Request, document: Mapping[str, Any]) -> Any:
+    """Return the response of a method; the document has the names of its fields."""
+    method = request.path.rpartition("/")[2]
+    response = PROTOS.message(f"{PACKAGE}.{method}Response")()
     return json_format.ParseDict(document, response, descriptor_pool=PROTOS.pool)
 
 
-def _shows(name: str, document: Document, *fields: str) -> Answer:
+def _shows(document: Document, *fields: str) -> Answer:
     """Return a method that answers with a document about what these fields name."""
 
-    async def answer(services: Services, _: Request, message: Any, _context: Any) -> Any:
-        return _reply(name, await document(services, *(getattr(message, one) for one in fields)))
+    async def answer(services: Services, request: Request, message: Any, _context: Any) -> Any:
+        values = (getattr(message, field) for field in fields)
+        return _reply(request, await document(services, *values))
 
     return answer
 
@@ -73,21 +75,14 @@ async def _index(services: Services, ready: bool) -> Mapping[str, Any]:
     return {"models": await repository.index_of(services, ready=ready)}
 
 
-async def _load(services: Services, request: Request, message: Any, _context: Any) -> Any:
-    name = _named(message)
-    await repository.load(services, request.caller, name, message.parameters)
-    return _reply("RepositoryModelLoad", {"model_name": name, "isLoaded": True})
+def _changes(change: Callable[..., Awaitable[None]], done: str) -> Answer:
+    async def answer(services: Services, request: Request, message: Any, _context: Any) -> Any:
+        # In field 2 with Triton's clients, in field 1 with KServe's.
+        model = message.model_name or message.repository_name
+        await change(services, request.caller, model, message.parameters)
+        return _reply(request, {"model_name": model, done: True})
 
-
-async def _unload(services: Services, request: Request, message: Any, _context: Any) -> Any:
-    name = _named(message)
-    await repository.unload(services, request.caller, name)
-    return _reply("RepositoryModelUnload", {"model_name": name, "isUnloaded": True})
-
-
-def _named(message: Any) -> str:
-    """Return the model to load: in field 2 with Triton's clients, in field 1 with KServe's."""
-    return str(message.model_name or message.repository_name)
+    return answer
 
 
 async def _infer(services: Services, request: Request, message: Any, context: Any) -> Any:
@@ -103,35 +98,28 @@ async def _infer(services: Services, request: Request, message: Any, context: An
     return write_response(asked, job.model, job.version, await inference.outputs_of(services, job))
 
 
-_OF_SERVER: Final[Mapping[str, Document]] = {
-    "ServerLive": _live, "ServerReady": _ready, "ServerMetadata": documents.server_metadata,
-}  # fmt: skip
-_OF_MODEL: Final[Mapping[str, Document]] = {
-    "ModelReady": _model_ready, "ModelMetadata": documents.metadata_of, "ModelConfig": _config,
-    "ModelStatistics": documents.statistics_of,
-}  # fmt: skip
-_SHARED_MEMORY: Final = ("SystemSharedMemory", "CudaSharedMemory")
+_MODEL: Final = ("name", "version")
+#: No region of shared memory is ever known.
+_SHARED_MEMORY: Final = {
+    "Status": Method(_shows(_nothing), Scope.READ),
+    "Register": Method(_refuses(no_shared_memory), Scope.MANAGE),
+    "Unregister": Method(_shows(_nothing), Scope.MANAGE),
+}
 METHODS: Final = {
-    **{name: Method(_shows(name, document), Open.ALWAYS) for name, document in _OF_SERVER.items()},
-    **{
-        name: Method(_shows(name, document, "name", "version"), Scope.READ)
-        for name, document in _OF_MODEL.items()
-    },
+    "ServerLive": Method(_shows(_live), Open.ALWAYS),
+    "ServerReady": Method(_shows(_ready), Open.ALWAYS),
+    "ServerMetadata": Method(_shows(documents.server_metadata), Open.ALWAYS),
+    "ModelReady": Method(_shows(_model_ready, *_MODEL), Scope.READ),
+    "ModelMetadata": Method(_shows(documents.metadata_of, *_MODEL), Scope.READ),
+    "ModelConfig": Method(_shows(_config, *_MODEL), Scope.READ),
+    "ModelStatistics": Method(_shows(documents.statistics_of, *_MODEL), Scope.READ),
     "ModelInfer": Method(_infer, Scope.SUBMIT),
     "ModelStreamInfer": Method(stream_infer, Scope.SUBMIT),
-    "RepositoryIndex": Method(_shows("RepositoryIndex", _index, "ready"), Scope.READ),
-    "RepositoryModelLoad": Method(_load, Scope.MANAGE),
-    "RepositoryModelUnload": Method(_unload, Scope.MANAGE),
+    "RepositoryIndex": Method(_shows(_index, "ready"), Scope.READ),
+    "RepositoryModelLoad": Method(_changes(repository.load, "isLoaded"), Scope.MANAGE),
+    "RepositoryModelUnload": Method(_changes(repository.unload, "isUnloaded"), Scope.MANAGE),
     "TraceSetting": Method(_refuses(no_changes), Scope.MANAGE),
     "LogSettings": Method(_refuses(no_changes), Scope.MANAGE),
-    # No region of shared memory is ever known.
-    **{
-        f"{kind}{verb}": Method(answer, scope)
-        for kind in _SHARED_MEMORY
-        for verb, answer, scope in (
-            ("Status", _shows(f"{kind}Status", _nothing), Scope.READ),
-            ("Register", _refuses(no_shared_memory), Scope.MANAGE),
-            ("Unregister", _shows(f"{kind}Unregister", _nothing), Scope.MANAGE),
-        )
-    },
+    **{f"SystemSharedMemory{verb}": method for verb, method in _SHARED_MEMORY.items()},
+    **{f"CudaSharedMemory{verb}": method for verb, method in _SHARED_MEMORY.items()},
 }

@@ -119,7 +119,7 @@ class _Stream:
                         _chain(before, after)
                     in_pieces = True
                     tensors = _tensors_of(step, declared)
-                    tensors = [one for one in tensors if not names or one.name in names]
+                    tensors = [tensor for tensor in tensors if not names or tensor.name in names]
                     response = write_response(asked, model.name, validated.model.version, tensors)
                     await self._write(response, job_id, final=False)
                     continue

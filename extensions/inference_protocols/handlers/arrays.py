@@ -130,7 +130,11 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
     """Return a result as an envelope if the input was one; else as it is."""
     if not isinstance(given, TensorInput) or isinstance(result, Response):
         return result
-    if isinstance(result, str) and not result and [one.datatype for one in declared] != [BYTES]:
+    if (
+        isinstance(result, str)
+        and not result
+        and [tensor.datatype for tensor in declared] != [BYTES]
+    ):
         # A handler that yields has yielded nothing.
         return Response(*write_outputs(()))
     by_name = _by_name(result, declared)
@@ -153,7 +157,7 @@ def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) ->
 def _by_name(result: Any, declared: Sequence[DeclaredTensor]) -> Mapping[str, Any]:
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
-    if isinstance(result, list) and result and all(isinstance(one, Mapping) for one in result):
+    if isinstance(result, list) and result and all(isinstance(piece, Mapping) for piece in result):
         return _of_pieces(result, declared)
     if len(declared) == 1:
         return {declared[0].name: result}

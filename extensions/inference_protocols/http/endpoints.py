@@ -68,7 +68,7 @@ async def _infer(services: Services, request: Request, model: str, version: str 
         headers = (*headers, (LENGTH, b"%d" % json_bytes))
     if accepts := request.header(b"accept-encoding"):
         codings = {part.partition(b";")[0].strip().lower() for part in accepts.split(b",")}
-        if coding := next((one for one in (b"gzip", b"deflate") if one in codings), None):
+        if coding := next((name for name in (b"gzip", b"deflate") if name in codings), None):
             body = await parsed(len(body), compressed, body, coding.decode())
             headers = (*headers, (b"content-encoding", coding))
     return Reply(200, body, _BINARY if json_bytes else JSON, headers)
@@ -123,16 +123,13 @@ async def _index(services: Services, request: Request) -> Reply:
     return json_reply(await repository.index_of(services, ready=only_ready))
 
 
-async def _load(services: Services, request: Request, model: str) -> Reply:
-    parameters = (await _document(request)).get("parameters")
-    await repository.load(services, request.caller, model, parameters)
-    return _NOTHING
+def _changes(change: Callable[..., Awaitable[None]]) -> Endpoint:
+    async def endpoint(services: Services, request: Request, model: str) -> Reply:
+        parameters = (await _document(request)).get("parameters")
+        await change(services, request.caller, model, parameters)
+        return _NOTHING
 
-
-async def _unload(services: Services, request: Request, model: str) -> Reply:
-    await _document(request)
-    await repository.unload(services, request.caller, model)
-    return _NOTHING
+    return endpoint
 
 
 async def _document(request: Request) -> dict[str, Any]:
@@ -166,8 +163,8 @@ def _routes() -> Iterator[Operation]:
         yield Operation("GET", f"{path}/stats", _shows(documents.statistics_of), read)
         yield Operation("POST", f"{path}/infer", _infer, Scope.SUBMIT)
     yield Operation("POST", "/v2/repository/index", _index, read)
-    yield Operation("POST", f"{_LOADS}/load", _load, manage)
-    yield Operation("POST", f"{_LOADS}/unload", _unload, manage)
+    yield Operation("POST", f"{_LOADS}/load", _changes(repository.load), manage)
+    yield Operation("POST", f"{_LOADS}/unload", _changes(repository.unload), manage)
     traces = ("/v2/trace/setting", f"{_MODEL}/trace/setting")
     for path, setting in ((traces[0], _TRACE), (traces[1], _TRACE), ("/v2/logging", _LOGGING)):
         yield Operation("GET", path, _always(json_reply(setting)), read)

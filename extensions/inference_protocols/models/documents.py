@@ -58,13 +58,13 @@ async def metadata_of(services: Services, name: str, version: str = "") -> Docum
         "name": model.name,
         "versions": versions or services.model_statuses.versions(model),
         "platform": _BACKEND,
-        "inputs": _shapes(declared.inputs),
-        "outputs": _shapes(declared.outputs),
+        "inputs": list(map(_shape, declared.inputs)),
+        "outputs": list(map(_shape, declared.outputs)),
     }
 
 
-def _shapes(tensors: Sequence[DeclaredTensor]) -> list[Document]:
-    return [{"name": one.name, "datatype": one.datatype, "shape": one.shape} for one in tensors]
+def _shape(tensor: DeclaredTensor) -> Document:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
 
 
 async def config_of(services: Services, name: str, version: str = "") -> Document:
@@ -78,7 +78,9 @@ async def config_of(services: Services, name: str, version: str = "") -> Documen
         "backend": _BACKEND,
         "version_policy": {"latest": {"num_versions": 1}},
         "max_batch_size": declared.rows_max,
-        "input": [{**_dims(declared, one), "optional": one.optional} for one in declared.inputs],
+        "input": [
+            {**_dims(declared, tensor), "optional": tensor.optional} for tensor in declared.inputs
+        ],
         "output": [_dims(declared, tensor) for tensor in declared.outputs],
         "instance_group": [
             {"name": model.name, "kind": device, "count": max(1, model.replicas)},

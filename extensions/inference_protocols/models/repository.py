@@ -141,8 +141,8 @@ async def load(services: Services, caller: Caller, name: str, parameters: Any) -
     await services.model_statuses.statuses()
 
 
-async def unload(services: Services, caller: Caller, name: str) -> None:
-    """Unload all versions of a model.
+async def unload(services: Services, caller: Caller, name: str, _parameters: Any) -> None:
+    """Unload all versions of a model. No model depends on it, so no parameter changes that.
 
     Raises:
         ModelNotFound: it is not registered.

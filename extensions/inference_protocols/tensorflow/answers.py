@@ -25,7 +25,7 @@ _BYTES_SUFFIX: Final = "_bytes"
 _TOKENS: Final = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
 
-def predictions(tensors: Sequence[Tensor]) -> list[Any]:
+def predictions(tensors: Sequence[Tensor]) -> Any:
     """Return tensors in row form: a list of rows, which are objects if there are several."""
     rows = {tensor.shape[0] if tensor.shape else -1 for tensor in tensors}
     if len(rows) != 1 or -1 in rows:
@@ -40,7 +40,7 @@ def predictions(tensors: Sequence[Tensor]) -> list[Any]:
 
 def outputs(tensors: Sequence[Tensor]) -> Any:
     """Return tensors in column form: the only one, or an object of several."""
-    columns = {one.name: _nested(one) if one.shape else _nested(one)[0] for one in tensors}
+    columns = {tensor.name: _nested(tensor) for tensor in tensors}
     return columns if len(columns) != 1 else columns.popitem()[1]
 
 
@@ -68,13 +68,13 @@ def _output(tensors: Sequence[Tensor], name: str) -> Tensor:
     raise InvalidRequest(f"The model has not one output with rows, and no output `{name}`")
 
 
-def _nested(tensor: Tensor) -> list[Any]:
-    """Return each value of the first dimension; that of a scalar alone."""
+def _nested(tensor: Tensor) -> Any:
+    """Return the values of a tensor as nested lists."""
     values, shape = _values(tensor), tensor.shape
     for level in range(len(shape) - 1, 0, -1):
         size, starts = shape[level], range(math.prod(shape[:level]))
         values = [values[start * size : (start + 1) * size] for start in starts]
-    return values
+    return values if shape else values[0]
 
 
 def _values(tensor: Tensor) -> list[Any]:

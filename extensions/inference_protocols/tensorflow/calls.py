@@ -180,8 +180,8 @@ def jobs_of(
     key = idempotency_key(request)
     keys = (f"{key}-{place}" if key and place else key for place in range(len(asked)))
     return [
-        inference.job_request(services, request, model, one, own)
-        for one, own in zip(asked, keys, strict=True)
+        inference.job_request(services, request, model, given, own)
+        for given, own in zip(asked, keys, strict=True)
     ]
 
 

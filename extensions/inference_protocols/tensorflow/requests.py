@@ -120,7 +120,9 @@ def tensors_of_rows(rows: Sequence[Any], declared: Declaration) -> list[Tensor]:
     named = _is_named(rows[0])
     plain = "instances is a plain list, but expecting list of objects"
     names = rows[0].keys() if named else {_only(declared, plain)}
-    needed = {one.name for one in declared.inputs if not one.optional or one.name in names}
+    needed = {
+        tensor.name for tensor in declared.inputs if not tensor.optional or tensor.name in names
+    }
     for place, row in enumerate(rows):
         if _is_named(row) != named:
             kinds = "object but got list" if named else "value/list but got object"
@@ -162,8 +164,8 @@ def tensors_of_examples(document: Mapping[str, Any], declared: Declaration) -> l
             raise InvalidRequest(f"Example must be JSON object but got JSON {_type(example)}")
     ranks = {tensor.name: len(declared.dims_of(tensor)) for tensor in declared.inputs}
     rows = [
-        {n: _feature(value, ranks[n]) for n, value in {**context, **one}.items() if n in ranks}
-        for one in examples
+        {n: _feature(value, ranks[n]) for n, value in {**context, **own}.items() if n in ranks}
+        for own in examples
     ]
     return tensors_of_rows(rows, declared)
 
@@ -192,7 +194,7 @@ def _is_named(value: Any) -> bool:
 
 def _only(declared: Declaration, what: str) -> str:
     """Return the input that a value without a name is for."""
-    needed = [one.name for one in declared.inputs if not one.optional]
+    needed = [tensor.name for tensor in declared.inputs if not tensor.optional]
     if len(needed) != 1:
         raise InvalidRequest(f"{what} as multiple input tensors required as per tensorinfo_map")
     return needed[0]

@@ -75,7 +75,7 @@ def write_inputs(
     tensors: Sequence[Tensor], rows: int = 1, wanted: Sequence[RequestedOutput] = ()
 ) -> tuple[bytes, str]:
     """Return the inputs of a job as an envelope and its type, with the outputs that are wanted."""
-    outputs = [{"name": one.name, "parameters": {CLASSES: one.classes}} for one in wanted]
+    outputs = [{"name": name, "parameters": {CLASSES: classes}} for name, _, classes in wanted]
     body, length = write_body({"inputs": (), "outputs": outputs}, "inputs", tensors)
     return body, type_of(length, rows)
 

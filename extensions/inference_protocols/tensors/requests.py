@@ -202,8 +202,8 @@ def _check_names(
             raise InvalidRequest(
                 f"unexpected inference {what} '{unknown[0][:SHOWN_CHARS]}' for {model}"
             )
-    missing = [one.name for one in known.values() if not one.optional and one.name not in names]
-    if missing:
+    needed = (tensor.name for tensor in known.values() if not tensor.optional)
+    if missing := [name for name in needed if name not in names]:
         raise InvalidRequest(
             f"{about}expected {len(known)} inputs but got {len(names)} inputs for {model}. Got "
             f"input(s) {_listed(names)}, but missing required input(s) {_listed(missing)}. Please "
@@ -245,10 +245,7 @@ def envelope_of(request: InferRequest, rows: int) -> tuple[bytes, str]:
 
 
 def element_of(request: InferRequest) -> tuple[bytes, str]:
-    """Return the only value of a request for a model without tensors, and its content type.
-
-    The type is "" if the client has not given it, as the input's parameter `content_type`.
-    """
+    """Return the only value of a request for a model without tensors, and its type, "" for none."""
     (value,) = elements(request.inputs[0].data)
     return value, str(request.parameters.get("content_type", ""))
 

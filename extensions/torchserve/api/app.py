@@ -126,12 +126,12 @@ class TorchServe:
         interface: Interface,
         segments: Sequence[str],
         *,
-        checked: bool = False,
+        checked: TokenKind = "",
     ) -> Answer:
         """Answer a request of another protocol, by its path on the port of an interface.
 
         Args:
-            checked: it has the token for this interface.
+            checked: the kind of token that it has, as `tokens.check` has found.
 
         Raises:
             ClientGone: the client hung up.
@@ -148,7 +148,7 @@ class TorchServe:
         by_method: Mapping[str, Route[Row]],
         segments: Sequence[str],
         *,
-        checked: bool = False,
+        checked: TokenKind = "",
     ) -> Answer:
         route = by_method.get(request.method) or by_method.get(ANY)
         token: TokenKind = next((one.row.token for one in by_method.values()), "")
@@ -162,7 +162,7 @@ class TorchServe:
             if services.authenticator is None and self._origin != "*" and request.has(b"origin"):
                 allowed = (self._origin, *services.settings.cors_origins)
                 refuse_foreign_page(request, allowed)
-            if token and not checked:
+            if token != checked:
                 await tokens.check(services, request, token)
             if route is None:
                 return _refuse(request, by_method)

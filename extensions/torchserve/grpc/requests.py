@@ -23,7 +23,7 @@ from api.http.messages import (
     StreamingReply,
 )
 from extensions.torchserve.api.app import TorchServe
-from extensions.torchserve.api.descriptions import Interface
+from extensions.torchserve.api.descriptions import Interface, TokenKind
 from extensions.torchserve.api.replies import Kind
 from headrace.access import api_key
 
@@ -67,12 +67,16 @@ class Failure(NamedTuple):
 class Caller:
     """Sends the requests of one call. If the call is cancelled, their client hangs up.
 
-    The token of the first one was checked with the call, which has found `caller`.
+    Args:
+        caller: the API key of the call.
+        checked: the kind of token that was checked with the call, for its first request.
     """
 
-    def __init__(self, surface: TorchServe, caller: api_key.Caller, context: Any) -> None:
+    def __init__(
+        self, surface: TorchServe, caller: api_key.Caller, context: Any, checked: TokenKind
+    ) -> None:
         self._surface, self._gone = surface, asyncio.Event()
-        self._caller, self._checked = caller, True
+        self._caller, self._checked = caller, checked
         self._headers = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
             for name, value in context.invocation_metadata() or ()
@@ -107,7 +111,7 @@ class Caller:
         }
         request = Request(scope, receive)
         request.caller = self._caller
-        checked, self._checked = self._checked, False
+        checked, self._checked = self._checked, ""
         try:
             return await self._surface.answer(
                 request, asked.interface, asked.segments, checked=checked

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -76,28 +76,32 @@ async def _check(kind: TokenKind, services: Services, request: Request, context:
             await context.abort(*failure)
 
 
+def _checked(kind: TokenKind, answer: Callable[..., Awaitable[Any]]) -> Method:
+    """Return a method that checks a token first; its answer knows which kind it was."""
+    return Method(partial(answer, checked=kind), Open.ALWAYS, partial(_check, kind))
+
+
 class _Calls:
     """The methods. All are open to callers without an API key; most check a token of TorchServe."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._surface: TorchServe | None = None
-        predicts = partial(Method, needs=Open.ALWAYS, check=partial(_check, "inference"))
-        manages = partial(Method, needs=Open.ALWAYS, check=partial(_check, "management"))
         self.inference: Methods = {
             "Ping": Method(self._ping, Open.ALWAYS),
-            "Predictions": predicts(self._predict),
-            "StreamPredictions": predicts(self._predict_in_pieces),
-            "StreamPredictions2": predicts(self._predict_on_stream),
+            "Predictions": _checked("inference", self._predict),
+            "StreamPredictions": _checked("inference", self._predict_in_pieces),
+            "StreamPredictions2": _checked("inference", self._predict_on_stream),
         }
         self.management: Methods = {
-            name: manages(partial(self._manage, asked)) for name, asked in _MANAGED.items()
+            name: _checked("management", partial(self._manage, asked))
+            for name, asked in _MANAGED.items()
         }
 
-    def _caller(self, request: Request, context: Any) -> Caller:
+    def _caller(self, request: Request, context: Any, checked: TokenKind = "") -> Caller:
         # The surface is built after the parts of the process.
         self._surface = self._surface or TorchServe(self._services)
-        return Caller(self._surface, request.caller, context)
+        return Caller(self._surface, request.caller, context, checked)
 
     async def _ping(self, _s: Services, request: Request, _message: Any, context: Any) -> Any:
         caller = self._caller(request, context)
@@ -112,8 +116,10 @@ class _Calls:
         request: Request,
         message: Any,
         context: Any,
+        *,
+        checked: TokenKind,
     ) -> Any:
-        answer = await self._caller(request, context).answer(asked(message))
+        answer = await self._caller(request, context, checked).answer(asked(message))
         if failure := failure_of(answer):
             await context.abort(*failure)
         text = answer.body.decode().rstrip() if isinstance(answer, Reply) else ""
@@ -122,8 +128,10 @@ class _Calls:
             text = document["status"]
         return _Management(msg=text)
 
-    async def _predict(self, _: Services, request: Request, message: Any, context: Any) -> Any:
-        caller = self._caller(request, context)
+    async def _predict(
+        self, _: Services, request: Request, message: Any, context: Any, *, checked: TokenKind
+    ) -> Any:
+        caller = self._caller(request, context, checked)
         answer = await self._answered(caller, message, context)
         try:
             pieces = [piece async for piece in caller.pieces_of(answer)]
@@ -132,9 +140,9 @@ class _Calls:
             return await context.abort(*_CUT)
 
     async def _predict_in_pieces(
-        self, _: Services, request: Request, message: Any, context: Any
+        self, _: Services, request: Request, message: Any, context: Any, *, checked: TokenKind
     ) -> None:
-        caller = self._caller(request, context)
+        caller = self._caller(request, context, checked)
         answer = await self._answered(caller, message, context)
         try:
             async with aclosing(caller.pieces_of(answer)) as pieces:
@@ -153,10 +161,16 @@ class _Calls:
         return answer
 
     async def _predict_on_stream(
-        self, services: Services, request: Request, messages: Any, context: Any
+        self,
+        services: Services,
+        request: Request,
+        messages: Any,
+        context: Any,
+        *,
+        checked: TokenKind,
     ) -> None:
-        writing = asyncio.Lock()
-        keys, caller = SequenceKeys.of(config_of(services)), self._caller(request, context)
+        writing, keys = asyncio.Lock(), SequenceKeys.of(config_of(services))
+        caller = self._caller(request, context, checked)
 
         async def write(sequence: str, **fields: Any) -> None:
             async with writing:

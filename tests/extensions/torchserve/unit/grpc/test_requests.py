@@ -21,9 +21,9 @@ class Surface:
 
     def __init__(self, endpoint: Callable[[Request], Awaitable[Any]]) -> None:
         self.endpoint = endpoint
-        self.checked: list[bool] = []
+        self.checked: list[str] = []
 
-    async def answer(self, request: Request, *_: Any, checked: bool) -> Any:
+    async def answer(self, request: Request, *_: Any, checked: str) -> Any:
         self.checked.append(checked)
         return await self.endpoint(request)
 
@@ -35,7 +35,7 @@ class Context:
 
 def caller(endpoint: Callable[[Request], Awaitable[Any]]) -> Caller:
     surface: Any = Surface(endpoint)
-    return Caller(surface, api_key.EVERYBODY, Context())
+    return Caller(surface, api_key.EVERYBODY, Context(), "")
 
 
 ASKED = Asked("inference", "POST", ("", "predictions", "m"), {"a": "1 2"}, b"body", {"X-Own": "2"})
@@ -61,13 +61,13 @@ def test_only_the_first_request_was_checked_with_the_call() -> None:
         return Reply(200, b"")
 
     async def both(surface: Any) -> None:
-        one_call = Caller(surface, key, Context())
+        one_call = Caller(surface, key, Context(), "inference")
         await one_call.answer(ASKED)
         await one_call.answer(ASKED)
 
     surface = Surface(endpoint)
     asyncio.run(both(surface))
-    assert surface.checked == [True, False]
+    assert surface.checked == ["inference", ""]
 
 
 def test_a_cancelled_call_hangs_up() -> None:

@@ -152,14 +152,14 @@ class ModelStatuses:
         name, version = model.name, model.asked_version
         if ((name, version) if version else name) in self._ready:
             return None
-        if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
+        if model.has_no_replicas:
             return "it has 0 replicas"
         error = self._load_error(model) if self._states(model) else ""
         return f"it cannot be loaded: {error}" if error else None
 
     def is_served(self, model: ModelConfig) -> bool:
         """Return whether a model has a model process, or one that loads, as by its options."""
-        if model.total_replicas == 0 or (model.replicas == 0 and not model.on_demand):
+        if model.has_no_replicas:
             return True
         latest = self._latest.get(model.name)
         if model.on_demand and latest is not None and latest.state == UNLOADED_STATE:

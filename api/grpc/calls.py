@@ -43,14 +43,23 @@ IN_FLIGHT_MAX: Final = 256
 
 #: Answers a call: its request, its message or the iterator of its messages, and grpcio's context.
 Answer = Callable[[Services, Request, Any, Any], Awaitable[Any]]
+#: Refuses a call by its metadata, before a message is read; takes what an answer does.
+Check = Callable[[Services, Request, Any], Awaitable[None]]
 Free = Callable[[], None]
 
 
 class Method(NamedTuple):
-    """A method of a service, and what it requires of its caller."""
+    """A method of a service, and what it requires of its caller.
+
+    Attributes:
+        check: what it requires besides an API key, such as another server's token.
+        room: for its messages; None for that of its kind.
+    """
 
     answer: Answer
     needs: Needs
+    check: Check | None = None
+    room: Room | None = None
 
 
 def code_of(error: HeadraceError) -> Any:
@@ -88,12 +97,15 @@ def handler(
     services: Services, path: str, method: Method, message: Any, *, stream: bool
 ) -> Callable[..., Any]:
     """Return how grpcio calls a method. It reads its messages itself, each once there is room."""
-    room = OPEN_ROOM if method.needs is Open.ALWAYS else ROOM
+    is_open = method.needs is Open.ALWAYS and method.check is None
+    room = method.room or (OPEN_ROOM if is_open else ROOM)
 
     async def answer(_messages: Any, context: Any) -> Any:
         request, failure, size = request_of(path, context), None, 0
         try:
             await admit(services, request, method.needs)
+            if method.check is not None:
+                await method.check(services, request, context)
             if stream:
                 take_stream(services, request)
                 try:
@@ -139,23 +151,23 @@ async def _each(
 ) -> AsyncGenerator[tuple[Any, Free]]:
     """Yield the messages of a stream, each once there is room for it, and how to free that."""
     while (raw := await context.read()) is not grpc.aio.EOF:
-        size, found = len(raw), [decoded(message, raw)]
+        size, given = len(raw), [decoded(message, raw)]
         del raw
         await room.wait(size, services.settings)
-        yield found.pop(), partial(room.free, size)
+        yield given.pop(), partial(room.free, size)
 
 
 async def answer_each(
     messages: AsyncIterator[tuple[Any, Free]],
     answer: Callable[[Any], Coroutine[Any, Any, None]],
-    most: int = IN_FLIGHT_MAX,
+    at_once: int = IN_FLIGHT_MAX,
 ) -> None:
     """Answer the messages of a stream, each in a task, until all are answered.
 
-    Their tasks begin in the order of the messages, `most` at a time. The first error of one ends
-    all, and is raised.
+    Their tasks begin in the order of the messages, and `at_once` run at a time. The first error of
+    a task ends all, and is raised.
     """
-    places = asyncio.Semaphore(most)
+    places = asyncio.Semaphore(at_once)
 
     def over(free: Free) -> Callable[[Any], None]:
         def end(_: Any) -> None:

@@ -25,8 +25,8 @@ class Protos:
 
     def __init__(self, file: Path) -> None:
         self.pool: Any = DescriptorPool()
-        for one in FileDescriptorSet.FromString(file.read_bytes()).file:
-            self.pool.Add(one)
+        for proto in FileDescriptorSet.FromString(file.read_bytes()).file:
+            self.pool.Add(proto)
         self.pool.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)
 
     def message(self, name: str) -> Any:

@@ -15,10 +15,8 @@ from weakref import WeakValueDictionary
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError, HeadraceError, RequestTimeout
 
-#: The messages of unary calls in progress have at most `body_limit_bytes` times this, in each room.
+#: The messages of unary calls in progress have at most `body_limit_bytes` times this, in a room.
 MESSAGES_MAX: Final = 16
-#: One host's clients send so many messages at a time, so that they never take all the room.
-SHARE: Final = MESSAGES_MAX // 2
 Read = Callable[[], Awaitable[bytes]]
 
 
@@ -31,9 +29,14 @@ class Room:
 
     grpcio takes a message from the network only once it is asked for it, and its
     length is unknown before. So a message counts as the longest one while it comes.
+
+    Args:
+        messages: how many of the longest ones there is room for. One host's clients send half of
+            them at a time, so that they never take all the room.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, messages: int = MESSAGES_MAX) -> None:
+        self._messages = messages
         self._taken = 0
         self._reading = set[asyncio.Timeout]()
         self._line = asyncio.Lock()
@@ -49,7 +52,7 @@ class Room:
             RequestTimeout: it has not come within `request_timeout_s`, and others wait.
         """
         self._refuse(settings.body_limit_bytes)
-        share = self._shares.setdefault(host, asyncio.Semaphore(SHARE))
+        share = self._shares.setdefault(host, asyncio.Semaphore(self._messages // 2))
         if share.locked():
             self._limit(settings)
         self._waiting += 1
@@ -99,16 +102,16 @@ class Room:
         self._freed.set()
 
     def _no_room(self, size: int, longest: int) -> bool:
-        return self._taken + len(self._reading) * longest + size > MESSAGES_MAX * longest
+        return self._taken + len(self._reading) * longest + size > self._messages * longest
 
     def _refuse(self, longest: int) -> None:
-        limit = MESSAGES_MAX * longest
+        limit = self._messages * longest
         if self._taken + longest > limit:
             raise MessagesFull(
                 f"the messages in progress have {self._taken} bytes of {limit}, so there is no "
                 "room for the longest one",
                 hint="Try again, or raise body_limit_bytes (HEADRACE_BODY_LIMIT_BYTES), of which "
-                f"it is {MESSAGES_MAX} times.",
+                f"it is {self._messages} times.",
             )
 
     async def _change(self, settings: Settings) -> None:
@@ -119,14 +122,17 @@ class Room:
 
     def _limit(self, settings: Settings) -> None:
         """Limit the time of the messages that come, as others wait now."""
-        for one in self._reading:
-            if one.when() is None:
-                one.reschedule(asyncio.get_running_loop().time() + settings.request_timeout_s)
+        end = asyncio.get_running_loop().time() + settings.request_timeout_s
+        for timeout in self._reading:
+            if timeout.when() is None:
+                timeout.reschedule(end)
 
 
 ROOM: Final = Room()
 #: For methods that need no API key: a client without one cannot fill the other room, or hold it up.
 OPEN_ROOM: Final = Room()
+#: For `grpc.health.v1`, so that no other call can make a probe fail. Its messages are short.
+HEALTH_ROOM: Final = Room(messages=4)
 
 
 def own_port(place: str, setting: str) -> socket.socket | None:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from api.auth.authenticator import Open
 from api.grpc.calls import Method, answer_each, handler
 from api.grpc.protos import Protos
-from api.grpc.room import own_port
+from api.grpc.room import HEALTH_ROOM, own_port
 from api.http.messages import Request
 from api.services import Part, Services
 from headrace.config.settings import Settings
@@ -145,21 +145,22 @@ class GrpcServer:
 
     def _handlers(self, service: Any, methods: Methods) -> Any:
         """Return the handlers of a service, as a generated module would register them."""
-        found, name = {}, service.full_name
-        for one in service.methods:
-            if one.name not in methods:
+        handlers, service_name = {}, service.full_name
+        for described in service.methods:
+            name = described.name
+            if name not in methods:
                 continue
-            message = GetMessageClass(one.input_type)
+            message = GetMessageClass(described.input_type)
             # For grpcio each method has a stream of messages, as it reads a single one at once.
-            answers = "stream" if one.server_streaming else "unary"
+            answers = "stream" if described.server_streaming else "unary"
             kind = getattr(grpc, f"stream_{answers}_rpc_method_handler")
             answer = handler(
-                self._services, f"/{name}/{one.name}", methods[one.name], message,
-                stream=one.client_streaming,
+                self._services, f"/{service_name}/{name}", methods[name], message,
+                stream=described.client_streaming,
             )  # fmt: skip
             # Requests come as bytes, so that `calls` refuses those that are no message.
-            found[one.name] = kind(answer, None, _serialize)
-        return grpc.method_handlers_generic_handler(name, found)
+            handlers[name] = kind(answer, None, _serialize)
+        return grpc.method_handlers_generic_handler(service_name, handlers)
 
 
 def _of_health(servicer: Any) -> Methods:
@@ -170,7 +171,7 @@ def _of_health(servicer: Any) -> Methods:
             _check_short(message)
             return await answer(message, context)
 
-        return Method(answered, Open.ALWAYS)
+        return Method(answered, Open.ALWAYS, room=HEALTH_ROOM)
 
     return {"Check": method(servicer.Check), "Watch": method(servicer.Watch)}
 
@@ -183,10 +184,10 @@ def _of_reflection(servicer: Any) -> Method:
             async def only() -> AsyncIterator[Any]:
                 yield message
 
-            async for found in servicer.ServerReflectionInfo(only(), context):
-                await context.write(found)
+            async for response in servicer.ServerReflectionInfo(only(), context):
+                await context.write(response)
 
-        await answer_each(messages, each, most=1)
+        await answer_each(messages, each, at_once=1)
 
     return Method(answered, Open.ALWAYS)
 
@@ -228,7 +229,8 @@ class _Certificates:
         return grpc.ssl_server_certificate_configuration([(key, certificate)])
 
     def _stamps(self) -> list[tuple[int, int]]:
-        return [(one.st_mtime_ns, one.st_ino) for one in (file.stat() for file in self._files)]
+        stats = (file.stat() for file in self._files)
+        return [(status.st_mtime_ns, status.st_ino) for status in stats]
 
     def _changed(self) -> Any:
         """Return the new certificate; None if it is the known one, or cannot be read."""

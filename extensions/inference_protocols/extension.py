@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.extensions import Extension
@@ -15,9 +14,18 @@ if TYPE_CHECKING:
 
 
 def _api() -> ApiPart:
-    from extensions.inference_protocols.api_part import PART
+    from api.extension import ApiPart
+    from extensions.inference_protocols.http import endpoints as v2
+    from extensions.inference_protocols.tensorflow import calls
+    from extensions.inference_protocols.tensorflow.status import members
 
-    return replace(PART, parts=_grpc)
+    return ApiPart(
+        routes=[*v2.ROUTES, *calls.ROUTES],
+        parts=_grpc,
+        error_reply=lambda path, error: v2.error_for(path, error) or calls.error_for(path, error),
+        header_prefixes=("inference-header-",),
+        model_members=members,
+    )
 
 
 def _grpc(services: Services) -> Sequence[Part]:

@@ -104,11 +104,12 @@ async def submit(services: Services, request: ValidatedRequest, waiter: str = ""
 
 
 async def submit_and_wait(
-    services: Services, request: ValidatedRequest, receive: Receive, wait_s: float
+    services: Services, request: ValidatedRequest, receive: Receive | None, wait_s: float
 ) -> AcceptedJob:
     """Submit the job and wait for its end; a wait that fails leaves the job as it is.
 
-    It raises the errors of `submit`, and ClientGone if the client hangs up.
+    Without `receive` the caller notices the hang-up of the client. It raises the errors of
+    `submit`, and ClientGone if the client hangs up.
     """
     waiters = services.waiters
     with waiters.own(request.identity.job_id) as wait:

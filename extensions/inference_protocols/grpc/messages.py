@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from api.grpc.protos import Protos
-from extensions.inference_protocols.jobs.over_http import LONG_BYTES, Parsed
+from extensions.inference_protocols.jobs.over_http import parsed
 from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
 from extensions.inference_protocols.tensors.envelope import Tensor
 from extensions.inference_protocols.tensors.requests import (
@@ -35,75 +33,57 @@ _FIELDS: Final = {
 }  # fmt: skip
 
 
-def parameters_of(message: Any) -> dict[str, Value]:
-    """Return the parameters of a message; one without a value is left out."""
+def _parameters(message: Any) -> dict[str, Value]:
     if not message.parameters:
         return {}
-    found = {}
-    for name, parameter in message.parameters.items():
-        kind = parameter.WhichOneof("parameter_choice")
-        if kind is not None:
-            found[name] = getattr(parameter, kind)
-    return found
-
-
-async def parsed_message(read: Callable[[], Parsed], message: Any) -> Parsed:
-    """Return what `read` makes of a message; one with many values is read in a thread."""
-    if message.ByteSize() < LONG_BYTES:
-        return read()
-    return await asyncio.to_thread(read)
+    kinds = {n: value.WhichOneof("parameter_choice") for n, value in message.parameters.items()}
+    return {n: getattr(message.parameters[n], kind) for n, kind in kinds.items() if kind}
 
 
 async def request_of(message: Any) -> InferRequest:
-    """Return the request of a message; errors as for `read_request`."""
-    if message.raw_input_contents:
-        return read_request(message)  # its values are not looked at
-    return await parsed_message(partial(read_request, message), message)
+    """Return a message as a request; raise InvalidRequest if it cannot be read."""
+    # Raw values are not looked at.
+    size = 0 if message.raw_input_contents else message.ByteSize()
+    return await parsed(size, _read, message)
 
 
-def read_request(message: Any) -> InferRequest:
-    """Return a message as a request.
-
-    Raises:
-        InvalidRequest: it cannot be read.
-    """
+def _read(message: Any) -> InferRequest:
     raw, inputs = message.raw_input_contents, []
     if raw and len(raw) != len(message.inputs):
         raise InvalidRequest(
             f"raw_input_contents has {len(raw)} values for the {len(message.inputs)} inputs of "
             f"model '{message.model_name[:256]}'. Send one for each, or none"
         )
-    for place, one in enumerate(message.inputs):
-        if SHARED in one.parameters:
+    for place, sent in enumerate(message.inputs):
+        if SHARED in sent.parameters:
             raise no_shared_memory()
-        data = _raw(one, raw[place] if raw else None, message.model_name[:256])
-        inputs.append(Tensor(one.name, one.datatype, list(one.shape), data))
-    wanted = [
-        wanted_output(one.name, parameters_of(one))._replace(binary=True) for one in message.outputs
-    ]
-    return InferRequest(inputs, wanted, message.id, parameters_of(message))
+        data = _raw(sent, raw[place] if raw else None, message.model_name[:256])
+        inputs.append(Tensor(sent.name, sent.datatype, list(sent.shape), data))
+    outputs = (wanted_output(output.name, _parameters(output)) for output in message.outputs)
+    wanted = [output._replace(binary=True) for output in outputs]
+    return InferRequest(inputs, wanted, message.id, _parameters(message))
 
 
-def _raw(one: Any, raw: bytes | None, model: str) -> Raw:
-    where = f"input '{one.name}' for model '{model}'"
-    if not one.HasField("contents"):
-        if raw is None and 0 not in one.shape:
+def _raw(sent: Any, raw: bytes | None, model: str) -> Raw:
+    where = f"input '{sent.name}' for model '{model}'"
+    if not sent.HasField("contents"):
+        if raw is None and 0 not in sent.shape:
             raise InvalidRequest(f"unable to find data for {where} in request")
         return raw or b""
     if raw is not None:
         raise InvalidRequest(
             f"contents field must not be specified when using raw_input_contents for {where}"
         )
-    field = _FIELDS.get(one.datatype)
+    field = _FIELDS.get(sent.datatype)
     if field is None:
-        if one.datatype in SIZES:
-            raise InvalidRequest(f"{one.datatype} has no contents. Send {where} as raw contents")
+        if sent.datatype in SIZES:
+            raise InvalidRequest(f"{sent.datatype} has no contents. Send {where} as raw contents")
         return b""  # refused by the check of the request
-    others = [kind.name for kind, _ in one.contents.ListFields() if kind.name != field]
+    others = [kind.name for kind, _ in sent.contents.ListFields() if kind.name != field]
     if others:
-        raise InvalidRequest(f"unexpected {others[0]} for {where}, which is {one.datatype}")
-    values = list(getattr(one.contents, field))
-    return joined(values) if one.datatype == BYTES else raw_of(one.datatype, values)
+        raise InvalidRequest(f"unexpected {others[0]} for {where}, which is {sent.datatype}")
+    values = list(getattr(sent.contents, field))
+    return joined(values) if sent.datatype == BYTES else raw_of(sent.datatype, values)
 
 
 def write_response(
@@ -111,7 +91,7 @@ def write_response(
 ) -> Any:
     """Return outputs as a message; its values are raw."""
     response = InferResponse(model_name=model, model_version=version, id=request.id)
-    for one in tensors:
-        response.outputs.add(name=one.name, datatype=one.datatype, shape=one.shape)
-        response.raw_output_contents.append(bytes(one.data))
+    for name, datatype, shape, data in tensors:
+        response.outputs.add(name=name, datatype=datatype, shape=shape)
+        response.raw_output_contents.append(bytes(data))
     return response

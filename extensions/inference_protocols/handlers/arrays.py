@@ -1,29 +1,31 @@
-"""Tensors as arrays: what a handler gets, and what it returns."""
+"""Tensors as arrays: what a handler gets, and what it returns.
+
+What a client got wrong is an InvalidRequest or an InputError, and a wrong result a HandlerError.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
-from extensions.inference_protocols.handlers.classification import classified
 from extensions.inference_protocols.tensors.datatypes import (
-    BOOL,
     BYTES,
     SIZES,
+    count_of,
     elements,
     joined,
-    size_of,
 )
-from extensions.inference_protocols.tensors.declarations import fits
 from extensions.inference_protocols.tensors.envelope import (
     RequestedOutput,
     Tensor,
     read_inputs,
     write_outputs,
 )
+from extensions.inference_protocols.tensors.requests import OUTPUT, fits
 from headrace.config.inputs.tensors import DeclaredTensor, has_rows, rows_of
 from headrace.errors import HandlerError, InputError, InvalidRequest
 from headrace.handler import Response
@@ -32,16 +34,11 @@ Array = np.ndarray[Any, Any]
 _BF16: Final = "BF16"
 #: By the datatypes of v2; BYTES and BF16 have ways of their own.
 _DTYPES: Final = {
-    name: np.dtype(code)
-    for name, code in (
-        (BOOL, "?"), ("UINT8", "u1"), ("UINT16", "<u2"), ("UINT32", "<u4"), ("UINT64", "<u8"),
-        ("INT8", "i1"), ("INT16", "<i2"), ("INT32", "<i4"), ("INT64", "<i8"), ("FP16", "<f2"),
-        ("FP32", "<f4"), ("FP64", "<f8"),
-    )
-}  # fmt: skip
+    datatype: np.dtype(f"<{datatype[0].lower()}{size}")
+    for datatype, size in SIZES.items()
+    if datatype not in (BYTES, _BF16)
+}
 _DATATYPES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-#: What the result of a job is called that is no mapping, where the model declares no outputs.
-_RESULT: Final = "result"
 
 
 class TensorInput(dict[str, Array]):
@@ -57,35 +54,27 @@ class TensorInput(dict[str, Array]):
 
 
 def read_input(value: Any, content_type: str, declared: Sequence[DeclaredTensor]) -> Any:
-    """Return the arrays of an envelope, or of an object of lists. They are views of its bytes.
-
-    Raises:
-        InvalidRequest: it cannot be read.
-    """
+    """Return the arrays of an envelope, or of an object of lists. They are views of its bytes."""
     if not isinstance(value, bytes):
         return _of_lists(value, declared) if isinstance(value, dict) else value
     tensors, wanted = read_inputs(value, content_type)
     known = {tensor.name: tensor for tensor in declared}
     rows = rows_of(content_type) if has_rows(declared) else None
-    for one in tensors:
+    for name, datatype, shape, _ in tensors:
         # A client of the native API may have written the envelope.
-        found = known.get(one.name)
-        if found is None or found.datatype != one.datatype:
-            raise InvalidRequest(f"the model has no input {one.name[:64]!r} of {one.datatype[:8]}")
-        if not fits(one.shape, found.shape) or (rows is not None and one.shape[0] != rows):
-            raise InvalidRequest(f"the input {one.name!r} has another shape, or other rows")
-    return TensorInput({one.name: array_of(one) for one in tensors}, wanted)
+        tensor = known.get(name)
+        if tensor is None or tensor.datatype != datatype:
+            raise InvalidRequest(f"the model has no input {name[:64]!r} of {datatype[:8]}")
+        if not fits(shape, tensor.shape) or (rows is not None and shape[0] != rows):
+            raise InvalidRequest(f"the input {name!r} has another shape, or other rows")
+    return TensorInput({tensor.name: array_of(tensor) for tensor in tensors}, wanted)
 
 
 def array_of(tensor: Tensor) -> Array:
-    """Return a tensor as an array.
-
-    Raises:
-        InvalidRequest: its bytes are not those of its shape.
-    """
+    """Return a tensor as an array."""
     name, datatype, shape, data = tensor
     try:
-        count = size_of(name, datatype, shape) // (SIZES[datatype] or 1)
+        count = count_of(name, datatype, shape)
         if datatype == BYTES:
             flat = np.empty(count, object)
             flat[:] = elements(data)
@@ -110,14 +99,11 @@ def _of_lists(value: dict[str, Any], declared: Sequence[DeclaredTensor]) -> dict
 
 
 def _converted(value: Any, datatype: str) -> Array:
-    """Return lists of JSON values as an array."""
     if datatype != BYTES:
         return np.array(value, _dtype_of(datatype))
     array = np.array(value, object)
-    encoded = list(map(_encoded, array.flat))
-    flat = np.empty(len(encoded), object)
-    flat[:] = encoded
-    return flat.reshape(array.shape)
+    np.frompyfunc(_encoded, 1, 1)(array, out=array)
+    return array
 
 
 def _encoded(value: Any) -> bytes:
@@ -141,44 +127,42 @@ def _dtype_of(datatype: str) -> Any:
 
 
 def write_result(result: Any, given: Any, declared: Sequence[DeclaredTensor]) -> Any:
-    """Return a result as an envelope if the input was one; else as it is.
-
-    Raises:
-        HandlerError: it does not fit the declared outputs.
-        InputError: the client wants an output that the handler does not return.
-    """
+    """Return a result as an envelope if the input was one; else as it is."""
     if not isinstance(given, TensorInput) or isinstance(result, Response):
         return result
-    if isinstance(result, str) and not result and [one.datatype for one in declared] != [BYTES]:
+    if (
+        isinstance(result, str)
+        and not result
+        and [tensor.datatype for tensor in declared] != [BYTES]
+    ):
         # A handler that yields has yielded nothing.
         return Response(*write_outputs(()))
     by_name = _by_name(result, declared)
     known = {tensor.name: tensor for tensor in declared}
     wanted = given.wanted or [RequestedOutput(name) for name in by_name]
     tensors = []
-    for one in wanted:
-        tensor = known.get(one.name)
-        if one.name not in by_name:
-            text = f"the handler returned no output {one.name!r}; it returned {', '.join(by_name)}"
+    for name, _, classes in wanted:
+        tensor = known.get(name)
+        if name not in by_name:
+            text = f"the handler returned no output {name!r}; it returned {', '.join(by_name)}"
             # The API has not refused it, as the model has declared no outputs.
             raise HandlerError(text) if tensor is not None else InputError(text)
-        array = _as_array(one.name, by_name[one.name], tensor)
-        if one.classes:
-            array = classified(one.name, array, one.classes, tensor.labels if tensor else ())
-        tensors.append(_tensor(one.name, array))
-    body, content_type = write_outputs(tensors)
-    return Response(body, content_type)
+        array = _as_array(name, by_name[name], tensor)
+        if classes:
+            array = _best_classes(name, array, classes, tensor.labels if tensor else ())
+        tensors.append(_tensor(name, array))
+    return Response(*write_outputs(tensors))
 
 
 def _by_name(result: Any, declared: Sequence[DeclaredTensor]) -> Mapping[str, Any]:
     if isinstance(result, Mapping):
         return {str(name): value for name, value in result.items()}
-    if isinstance(result, list) and result and all(isinstance(one, Mapping) for one in result):
+    if isinstance(result, list) and result and all(isinstance(piece, Mapping) for piece in result):
         return _of_pieces(result, declared)
     if len(declared) == 1:
         return {declared[0].name: result}
     if not declared:
-        return {_RESULT: result}
+        return {OUTPUT.name: result}
     names = ", ".join(tensor.name for tensor in declared)
     raise HandlerError(f"the result is {type(result).__name__}; return a mapping with {names}")
 
@@ -218,9 +202,9 @@ def _as_array(name: str, value: Any, declared: DeclaredTensor | None) -> Array:
                 array = _converted(value, BYTES)
     except (ValueError, TypeError, OverflowError) as error:
         raise HandlerError(f"the output {name} is no tensor: {error}") from None
-    found = _datatype_of(name, array)
-    if datatype and found != datatype:
-        raise HandlerError(f"the output {name} is {found}, but the model declares {datatype}")
+    returned = _datatype_of(name, array)
+    if datatype and returned != datatype:
+        raise HandlerError(f"the output {name} is {returned}, but the model declares {datatype}")
     return array
 
 
@@ -236,17 +220,14 @@ def _of_torch(value: Any) -> Any:
 
 
 def _datatype_of(name: str, array: Array) -> str:
-    found = _DATATYPES.get(array.dtype)
-    if found is not None:
-        return found
     if array.dtype.kind == "O":
         return BYTES
     if array.dtype.name == "bfloat16":
         return _BF16
-    found = _DATATYPES.get(array.dtype.newbyteorder("<"))
-    if found is None:
+    datatype = _DATATYPES.get(array.dtype.newbyteorder("<"))
+    if datatype is None:
         raise HandlerError(f"the output {name} has the type {array.dtype}, which no tensor has")
-    return found
+    return datatype
 
 
 def _tensor(name: str, array: Array) -> Tensor:
@@ -259,3 +240,25 @@ def _tensor(name: str, array: Array) -> Tensor:
         plain: Any = np.ascontiguousarray(array, _DTYPES[datatype])
         data = plain.data.cast("B")
     return Tensor(name, datatype, list(array.shape), data)
+
+
+def _best_classes(name: str, scores: Array, count: int, labels: Sequence[str]) -> Array:
+    """Return `value:index[:label]` of the `count` best classes of each row, as bytes.
+
+    The first dimension is the rows, and the last one the classes; one dimension is one row.
+    """
+    if scores.dtype.kind not in "iuf" and scores.dtype.name != "bfloat16":
+        raise HandlerError(f"the output {name} has no scores, so it has no best classes")
+    shape = scores.shape if scores.ndim > 1 else (1, *scores.shape)
+    # Not -1, which numpy refuses where there are no rows.
+    rows = scores.reshape(shape[0], math.prod(shape[1:]))
+    count = min(count, rows.shape[1])
+    # A stable order: of equal scores the first class comes first.
+    best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
+    classes = np.empty(best.shape, object)
+    for (row, place), index in np.ndenumerate(best):
+        label = f":{labels[int(index)]}" if index < len(labels) else ""
+        score = rows[row, index]
+        text = str(score) if rows.dtype.kind in "iu" else f"{float(score):f}"
+        classes[row, place] = f"{text}:{index}{label}".encode()
+    return classes if scores.ndim > 1 else classes[0]

@@ -1,4 +1,4 @@
 """The paths of v2, by which Triton's and KServe's HTTP clients call.
 
-Start with table.py. May import the jobs and the tensors of this extension.
+Start with endpoints.py. May import the jobs, models and tensors of this extension.
 """

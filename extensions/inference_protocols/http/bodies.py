@@ -1,4 +1,7 @@
-"""The bodies of v2 over HTTP: JSON with tensors in it, raw or as lists, in any mix."""
+"""The bodies of v2 over HTTP: JSON with tensors in it, raw or as lists, in any mix.
+
+What cannot be read or written is an InvalidRequest.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +16,21 @@ import msgspec
 from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
     SIZES,
+    count_of,
     flat,
-    json_of,
+    joined,
     no_json,
     raw_of,
     shown,
-    size_of,
     too_deep,
 )
-from extensions.inference_protocols.tensors.declarations import Declaration
-from extensions.inference_protocols.tensors.envelope import DATA_SIZE, Tensor
+from extensions.inference_protocols.tensors.envelope import DATA_SIZE, Tensor, write_body
 from extensions.inference_protocols.tensors.requests import (
     SHARED,
+    Declaration,
     InferRequest,
     Value,
     no_shared_memory,
-    of_value,
     wanted_output,
 )
 from headrace.config.inputs.tensors import ANY_SIZE
@@ -44,17 +46,15 @@ _WORDS: Final = {
 }  # fmt: skip
 
 
-class _Input(msgspec.Struct):
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: dict[str, Value] = {}
-    data: Any = msgspec.UNSET
-
-
 class _Output(msgspec.Struct):
     name: str
     parameters: dict[str, Value] = {}
+
+
+class _Input(_Output, kw_only=True):
+    shape: list[int]
+    datatype: str
+    data: Any = msgspec.UNSET
 
 
 class _Request(msgspec.Struct):
@@ -68,11 +68,7 @@ _DECODE: Final = msgspec.json.Decoder(_Request).decode
 
 
 def read_request(body: bytes, header: bytes, declared: Declaration) -> InferRequest:
-    """Read the body of a request; `header` is the length of its JSON, b"" if it is all of it.
-
-    Raises:
-        InvalidRequest: it cannot be read.
-    """
+    """Read the body of a request; `header` is the length of its JSON, b"" if it is all of it."""
     if not header:
         return _read(body, body, b"", declared)
     if not header.isdigit() or len(header) > 18 or int(header) > len(body):
@@ -87,27 +83,24 @@ def read_request(body: bytes, header: bytes, declared: Declaration) -> InferRequ
 
 
 def _decoded(text: bytes) -> _Request:
-    try:
-        return _DECODE(text)
-    except msgspec.ValidationError as error:
-        raise _mistake(error) from None
-    except RecursionError:
-        raise too_deep() from None
-    except ValueError as error:
-        reason = str(error)
-    unread = InvalidRequest(f"failed to parse the request JSON buffer: {reason}")
-    # Python's own parser reads the NaN and Infinity that some clients write. It would read half of
-    # a surrogate pair too, which no answer can have.
+    reason = ""
+    for read in (_DECODE, _with_nan):
+        try:
+            return read(text)
+        except msgspec.ValidationError as error:
+            raise _mistake(error) from None
+        except RecursionError:
+            raise too_deep() from None
+        except (ValueError, TypeError) as error:
+            reason = reason or str(error)
+    raise InvalidRequest(f"failed to parse the request JSON buffer: {reason}")
+
+
+def _with_nan(text: bytes) -> _Request:
+    """Read the NaN and Infinity that some clients write, with Python's own parser."""
     if b"\\u" in text:
-        raise unread
-    try:
-        return msgspec.convert(json.loads(text), _Request)
-    except msgspec.ValidationError as error:
-        raise _mistake(error) from None
-    except RecursionError:
-        raise too_deep() from None
-    except (ValueError, TypeError):
-        raise unread from None
+        raise ValueError("it would read half of a surrogate pair too, which no answer can have")
+    return msgspec.convert(json.loads(text), _Request)
 
 
 def _mistake(error: msgspec.ValidationError) -> InvalidRequest:
@@ -128,53 +121,48 @@ def _read(
     body: bytes, text: bytes, rest: bytes | memoryview, declared: Declaration
 ) -> InferRequest:
     given = _decoded(text)
-    inputs, as_it_came = [], bool(rest)
-    for one in given.inputs:
-        size = one.parameters.get(DATA_SIZE)
-        if SHARED in one.parameters:
+    tensors, as_it_came = [], bool(rest)
+    for sent in given.inputs:
+        size = sent.parameters.get(DATA_SIZE)
+        if SHARED in sent.parameters:
             raise no_shared_memory()
         if size is None:
             as_it_came = False
-            inputs.append(Tensor(one.name, one.datatype, one.shape, _values(one)))
+            tensors.append(Tensor(sent.name, sent.datatype, sent.shape, _values(sent)))
             continue
         if type(size) is not int or size < 0:
             raise no_json(DATA_SIZE, "unsigned-integer")
-        if one.data is not msgspec.UNSET:
+        if sent.data is not msgspec.UNSET:
             raise InvalidRequest(
-                f"unexpected 'data' in input '{one.name}', whose binary data follows the JSON"
+                f"unexpected 'data' in input '{sent.name}', whose binary data follows the JSON"
             )
         if size > len(rest):
             raise InvalidRequest(
-                f"unexpected size for input '{one.name}', expecting {size - len(rest)} additional "
+                f"unexpected size for input '{sent.name}', expecting {size - len(rest)} additional "
                 f"bytes for model '{declared.model}'"
             )
-        inputs.append(Tensor(one.name, one.datatype, one.shape, rest[:size]))
+        tensors.append(Tensor(sent.name, sent.datatype, sent.shape, rest[:size]))
         rest = rest[size:]
     if rest:
         raise InvalidRequest(f"unexpected additional input data for model '{declared.model}'")
-    wanted = [wanted_output(one.name, one.parameters) for one in given.outputs]
+    wanted = [wanted_output(output.name, output.parameters) for output in given.outputs]
     return InferRequest(
-        inputs, wanted, given.id, given.parameters,
+        tensors, wanted, given.id, given.parameters,
         binary=given.parameters.get(_BINARY_ALL) is True,
         body=body if as_it_came else b"", header=len(text),
     )  # fmt: skip
 
 
-def _values(one: _Input) -> bytes:
-    if one.datatype not in SIZES:
+def _values(sent: _Input) -> bytes:
+    if sent.datatype not in SIZES:
         return b""  # refused by its check
-    if one.data is msgspec.UNSET:
+    if sent.data is msgspec.UNSET:
         raise InvalidRequest(
             "Input must set only one of the following fields: 'data', 'binary_data_size' in "
             "'parameters', 'shared_memory_region' in 'parameters'. But no field is set"
         )
-    count = size_of(one.name, one.datatype, one.shape) // (SIZES[one.datatype] or 1)
-    values = flat(one.data)
-    if len(values) != count:
-        raise InvalidRequest(
-            "Unable to parse 'data': Shape does not match true shape of 'data' field"
-        )
-    return raw_of(one.datatype, values)
+    count = count_of(sent.name, sent.datatype, sent.shape)
+    return raw_of(sent.datatype, flat(sent.data, count))
 
 
 def _raw_request(body: bytes, declared: Declaration) -> InferRequest:
@@ -189,9 +177,8 @@ def _raw_request(body: bytes, declared: Declaration) -> InferRequest:
     if only.datatype == BYTES:
         if any(size not in (1, ANY_SIZE) for size in only.shape):
             raise InvalidRequest("For BYTE datatype raw input, the model must have input shape [1]")
-        request = of_value(body, only.name)
-        tensor = request.inputs[0]._replace(shape=[1] * len(only.shape))
-        return msgspec.structs.replace(request, inputs=[tensor])
+        shape = [1] * len(only.shape)
+        return InferRequest([Tensor(only.name, BYTES, shape, joined([body]))])
     dims = list(declared.dims_of(only))
     if dims.count(ANY_SIZE) > 1:
         raise InvalidRequest(
@@ -213,24 +200,8 @@ def _raw_request(body: bytes, declared: Declaration) -> InferRequest:
 def write_response(
     head: dict[str, Any], tensors: Sequence[Tensor], request: InferRequest
 ) -> tuple[bytes, int]:
-    """Return the body of an answer, and the length of its JSON; 0 if that is all of it.
-
-    Raises:
-        InvalidRequest: JSON cannot express an output.
-    """
-    asked = {one.name: one.binary for one in request.wanted}
-    rows: list[dict[str, Any]] = []
-    parts: list[Any] = []
-    for one in tensors:
-        row: dict[str, Any] = {"name": one.name, "datatype": one.datatype, "shape": one.shape}
-        binary = asked.get(one.name)
-        if request.binary if binary is None else binary:
-            row["parameters"] = {DATA_SIZE: len(one.data)}
-            parts.append(one.data)
-        else:
-            row["data"] = json_of(one.datatype, one.data)
-        rows.append(row)
-    text = msgspec.json.encode({**head, "outputs": rows})
-    if not parts:
-        return text, 0
-    return b"".join((text, *parts)), len(text)
+    """Return the body of an answer, and the length of its JSON; 0 if that is all of it."""
+    binary = {output.name: output.binary for output in request.wanted if output.binary is not None}
+    names = {tensor.name for tensor in tensors if not binary.get(tensor.name, request.binary)}
+    body, length = write_body(head, "outputs", tensors, names)
+    return body, 0 if len(names) == len(tensors) else length

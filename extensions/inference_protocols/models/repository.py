@@ -1,4 +1,4 @@
-"""The models as a repository: which there are, and how one is loaded and unloaded.
+"""The models as a repository: which there are and are ready, and how one is loaded and unloaded.
 
 An unloaded model has `total_replicas: 0` in the registry. So it stays unloaded after a restart, and
 its jobs wait in their queue.
@@ -7,40 +7,100 @@ its jobs wait in their queue.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
 from api.components.model_registry import ChangeState, ModelRegistry
+from api.components.model_status import ModelStatus
 from api.services import Services
-from extensions.inference_protocols.models.lookup import is_ready, is_unloaded
 from extensions.inference_protocols.tensors.requests import Unsupported
 from headrace.access.api_key import Caller
-from headrace.errors import InvalidRequest, ModelNotFound, ModelNotLoaded, last_line
-from headrace.observability.worker_report import WorkerReport
+from headrace.config.model.catalog import ModelConfig
+from headrace.errors import BrokerError, InvalidRequest, ModelNotFound, ModelNotLoaded, last_line
+from headrace.observability.worker_report import UNLOADED_STATE, WorkerReport
 from headrace.redis.keys import VERSION_SEPARATOR
 from headrace.registry.model import Change, Registry, reload, set_options
 
 _REPLICAS: Final = "total_replicas"
 
 
-async def index_of(services: Services, *, ready: bool = False) -> list[dict[str, Any]]:
-    """Return the models with their states, or only those that are ready.
+async def model_for(services: Services, name: str, version: str = "") -> ModelConfig:
+    """Return a model, or a version of it; "1" also names the version 1.0.
 
-    Raises:
-        BrokerError: Redis does not answer.
+    It raises ModelNotFound for what is unknown or unloaded.
     """
+    about = "Request for unknown model:"
+    try:
+        model = services.catalog.get(name)
+    except ModelNotFound:
+        raise ModelNotFound(f"{about} '{name[:256]}' is not found") from None
+    if version:
+        statuses = services.model_statuses
+        await statuses.refresh()
+        known = statuses.versions(model)
+        full = version if version in known else f"{version}.0"
+        if full not in known:
+            raise ModelNotFound(f"{about} '{name}' version {version[:64]} is not found")
+        model = statuses.for_version(model, full)
+    if model.has_no_replicas:
+        raise ModelNotFound(f"{about} '{name}' has no available versions")
+    return model
+
+
+async def status_of(services: Services, model: ModelConfig) -> ModelStatus | None:
+    """Return the status of a model; None while Redis does not answer."""
+    try:
+        return (await services.model_statuses.statuses()).get(model.name)
+    except BrokerError:
+        return None
+
+
+async def all_ready(services: Services) -> bool:
+    """Return whether each model is loaded that should be; raise BrokerError without Redis."""
     statuses = await services.model_statuses.statuses()
-    found = []
+    return all(
+        model.has_no_replicas or is_ready(statuses.get(model.name), model)
+        for model in services.catalog.served
+    )
+
+
+async def ready_model(services: Services, name: str, version: str = "") -> ModelConfig | None:
+    """Return a model, or a version of it, if it is ready; raise BrokerError without Redis."""
+    try:
+        model = await model_for(services, name, version)
+    except ModelNotFound:
+        return None
+    status = (await services.model_statuses.statuses()).get(model.name)
+    return model if is_ready(status, model) else None
+
+
+def is_ready(status: ModelStatus | None, model: ModelConfig) -> bool:
+    """Return whether a model serves, or is loaded at its first job."""
+    if status is None:
+        return False
+    if model.on_demand and status.state == UNLOADED_STATE:
+        return True
+    if not model.asked_version:
+        return status.ready > 0
+    served = (worker.state for worker in status.workers if worker.state.ready)
+    return any(state.version in ("", model.version) for state in served)
+
+
+async def index_of(services: Services, *, ready: bool = False) -> list[dict[str, Any]]:
+    """Return the models with their states, or only the ready ones; BrokerError without Redis."""
+    statuses = await services.model_statuses.statuses()
+    rows = []
     for model in services.catalog.served:
-        row = {"name": model.name, "version": model.version, "state": "READY"}
         status = statuses.get(model.name)
-        if is_unloaded(model):
-            row |= {"state": "UNAVAILABLE", "reason": "unloaded"}
+        state = {"state": "READY"}
+        if model.has_no_replicas:
+            state = {"state": "UNAVAILABLE", "reason": "unloaded"}
         elif not is_ready(status, model):
-            why = last_line(status.error) if status else ""
-            row |= {"state": "UNAVAILABLE", "reason": why or (status.state if status else "")}
-        if row["state"] == "READY" or not ready:
-            found.append(row)
-    return found
+            reason = last_line(status.error) or status.state if status else ""
+            state = {"state": "UNAVAILABLE", "reason": reason}
+        if state["state"] == "READY" or not ready:
+            rows.append({"name": model.name, "version": model.version, **state})
+    return rows
 
 
 async def load(services: Services, caller: Caller, name: str, parameters: Any) -> None:
@@ -81,8 +141,8 @@ async def load(services: Services, caller: Caller, name: str, parameters: Any) -
     await services.model_statuses.statuses()
 
 
-async def unload(services: Services, caller: Caller, name: str) -> None:
-    """Unload all versions of a model.
+async def unload(services: Services, caller: Caller, name: str, _parameters: Any) -> None:
+    """Unload all versions of a model. No model depends on it, so no parameter changes that.
 
     Raises:
         ModelNotFound: it is not registered.
@@ -92,16 +152,13 @@ async def unload(services: Services, caller: Caller, name: str) -> None:
     model = (await registry.read()).models.get(name)
     if model is None:
         raise ModelNotFound(f"failed to unload '{name[:256]}', it is not in the model repository")
-    for version, entry in model.versions.items():
-        if entry.options.get("max_replicas") is not None:
-            raise InvalidRequest(
-                f"failed to unload '{name}', its option max_replicas scales it by demand. Remove "
-                "that option, or use load: on_demand"
-            )
-
-        def make(present: Registry, version: str = version) -> list[Change]:
-            return set_options(present, name, version, {_REPLICAS: 0})
-
+    if any(entry.options.get("max_replicas") is not None for entry in model.versions.values()):
+        raise InvalidRequest(
+            f"failed to unload '{name}', its option max_replicas scales it by demand. Remove that "
+            "option, or use load: on_demand"
+        )
+    for version in model.versions:
+        make = partial(set_options, name=name, version=version, options={_REPLICAS: 0})
         await registry.change(name, make, _author(caller))
     generation = registry.registry.generation
 

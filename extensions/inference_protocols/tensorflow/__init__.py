@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST, of which KServe V1 is a part: the paths below /v1/models.
+"""TensorFlow Serving's REST, of which KServe V1 is a part, and its calls over gRPC.
 
-Start with calls.py. May import the http, the jobs, the models and the tensors of this extension.
+Start with calls.py. May import the grpc, jobs, models and tensors of this extension.
 """

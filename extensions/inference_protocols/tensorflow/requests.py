@@ -1,4 +1,8 @@
-"""Bodies of requests: JSON in row or in column form as tensors. Errors have TensorFlow's texts."""
+"""Bodies of requests: JSON in row or in column form as tensors. Errors have TensorFlow's texts.
+
+Each function raises InvalidRequest for what does not fit the model or the protocol, and
+RecursionError for what is nested too deeply.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from extensions.inference_protocols.tensors.datatypes import BYTES, Raw, dense, joined, raw_of
-from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
+from extensions.inference_protocols.tensors.requests import Declaration
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import why_not_json
 
@@ -26,25 +30,22 @@ _SHOWN_MAX_CHARS: Final = 256
 
 
 def document_of(body: bytes) -> dict[str, Any]:
-    """Return the JSON object of a body; NaN and Infinity are numbers.
-
-    Raises:
-        InvalidRequest: the body has no object, or one for an unknown signature.
-        RecursionError: it is nested too deeply, as in all other functions here.
-    """
+    """Return the JSON object of a body; NaN and Infinity are numbers."""
     try:
-        found = _loaded(body)
-    except ValueError as error:
-        raise InvalidRequest(f"JSON Parse error: {error}") from None
-    if type(found) is not dict:
-        raise _of_value(found, "Is not object")
-    signature = found.get("signature_name", "")
+        document = msgspec.json.decode(body)
+    except ValueError:
+        try:
+            document = json.loads(body)  # it also reads NaN and Infinity
+        except ValueError as error:
+            raise InvalidRequest(f"JSON Parse error: {error}") from None
+    if type(document) is not dict:
+        raise _mistake(document, "Is not object")
+    signature = document.get("signature_name", "")
     if type(signature) is not str:
-        raise _of_value(
-            found, "not formatted correctly. 'signature_name' key must be a string value."
-        )
+        wrong = "not formatted correctly. 'signature_name' key must be a string value."
+        raise _mistake(document, wrong)
     check_signature(signature)
-    return found
+    return document
 
 
 class _Texts(msgspec.Struct):
@@ -62,19 +63,16 @@ _MEMBERS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
     """Return the values of a request for a model without tensors, as the client wrote them.
 
-    They are a list in row form, and one text in column form. No value becomes an object of Python:
-    30 MB of them would take a second, in which no other thread runs.
-
-    Raises:
-        InvalidRequest: as `document_of` and `instances_of`, and for NaN and Infinity.
+    They are a list in row form, and one text in column form. None can be NaN or Infinity: no value
+    becomes an object of Python, as 30 MB of them take a second, in which no other thread runs.
     """
     try:
         if not body.isascii():
             body.decode()  # the text of a Raw may be no UTF-8
-        found = _TEXTS(body)
-        check_signature(found.signature_name)
-        if bool(found.instances) != bool(memoryview(found.inputs).nbytes):
-            return found.instances or found.inputs
+        texts = _TEXTS(body)
+        check_signature(texts.signature_name)
+        if bool(texts.instances) != bool(memoryview(texts.inputs).nbytes):
+            return texts.instances or texts.inputs
     except msgspec.ValidationError:
         pass
     except ValueError as error:
@@ -84,11 +82,7 @@ def texts_of(body: bytes) -> list[msgspec.Raw] | msgspec.Raw:
 
 
 def bytes_of_text(text: msgspec.Raw) -> bytes | None:
-    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`.
-
-    Raises:
-        InvalidRequest: it is an object whose text is not UTF-8.
-    """
+    """Return the bytes of a text that is `{"b64": …}`, as `bytes_of`."""
     if bytes(memoryview(text)[:1]) != b"{":
         return None
     try:
@@ -104,101 +98,76 @@ def check_signature(name: str) -> None:
         raise InvalidRequest(f'Serving signature name: "{name[:64]}" not found in signature def')
 
 
-def _loaded(body: bytes) -> Any:
-    try:
-        return msgspec.json.decode(body)
-    except ValueError:
-        # Python's own parser also reads NaN and Infinity.
-        return json.loads(body)
-
-
 def instances_of(document: Mapping[str, Any]) -> list[Any] | None:
-    """Return the rows of a request to predict; None if it is in column form.
-
-    Raises:
-        InvalidRequest: it has neither rows nor columns, or both.
-    """
+    """Return the rows of a request to predict; None if it is in column form."""
     if "instances" in document and "inputs" in document:
         keys = "expecting only one of 'inputs' or 'instances' keys to exist"
-        raise _of_value(document, f"Not formatted correctly {keys}")
+        raise _mistake(document, f"Not formatted correctly {keys}")
     if "inputs" in document:
         return None
     if "instances" not in document:
         raise InvalidRequest("Missing 'inputs' or 'instances' key")
-    found = document["instances"]
-    if type(found) is not list:
-        raise _of_value(document, "Excepting 'instances' to be an list/array")
-    if not found:
-        raise _of_value(document, "No values in 'instances' array")
-    return found
+    rows = document["instances"]
+    if type(rows) is not list:
+        raise _mistake(document, "Excepting 'instances' to be an list/array")
+    if not rows:
+        raise _mistake(document, "No values in 'instances' array")
+    return rows
 
 
 def tensors_of_rows(rows: Sequence[Any], declared: Declaration) -> list[Tensor]:
-    """Return the rows of a request as tensors; each is a value, or an object of values by name.
-
-    Raises:
-        InvalidRequest: they do not fit the model, or one another.
-    """
+    """Return the rows of a request as tensors; each is a value, or an object of values by name."""
     named = _is_named(rows[0])
     plain = "instances is a plain list, but expecting list of objects"
     names = rows[0].keys() if named else {_only(declared, plain)}
-    needed = {one.name for one in declared.inputs if not one.optional or one.name in names}
-    for at, row in enumerate(rows):
+    needed = {
+        tensor.name for tensor in declared.inputs if not tensor.optional or tensor.name in names
+    }
+    for place, row in enumerate(rows):
         if _is_named(row) != named:
             kinds = "object but got list" if named else "value/list but got object"
-            raise InvalidRequest(f"Expecting {kinds} at item {at} of input list")
+            raise InvalidRequest(f"Expecting {kinds} at item {place} of input list")
         if named and row.keys() != needed:
             raise InvalidRequest(
-                f"Failed to process element: {at} of 'instances' list. JSON object: {_text(row)} "
-                f"keys must be equal to: {','.join(sorted(needed))}"
+                f"Failed to process element: {place} of 'instances' list. JSON object: "
+                f"{_text(row)} keys must be equal to: {','.join(sorted(needed))}"
             )
     columns = {name: [row[name] for row in rows] if named else rows for name in names}
     return tensors_of_columns(columns, declared)
 
 
 def tensors_of_columns(inputs: Any, declared: Declaration) -> list[Tensor]:
-    """Return whole inputs as tensors: the only one, or an object of them by name.
-
-    Raises:
-        InvalidRequest: they do not fit the model.
-    """
+    """Return whole inputs as tensors: the only one, or an object of them by name."""
     if not _is_named(inputs):
         inputs = {_only(declared, "inputs is a plain value/list, but expecting an object"): inputs}
-    found = []
+    tensors = []
     for tensor in declared.inputs:
-        if tensor.name in inputs:
-            shape, values = dense(inputs[tensor.name])
-            raw = _raw(tensor.datatype, values)
-            found.append(Tensor(tensor.name, tensor.datatype, shape, raw))
+        name, datatype = tensor.name, tensor.datatype
+        if name in inputs:
+            shape, values = dense(inputs[name])
+            tensors.append(Tensor(name, datatype, shape, _raw(datatype, values)))
         elif not tensor.optional:
-            raise InvalidRequest(f"Missing named input: {tensor.name} in 'inputs' object.")
-    return found
+            raise InvalidRequest(f"Missing named input: {name} in 'inputs' object.")
+    return tensors
 
 
 def tensors_of_examples(document: Mapping[str, Any], declared: Declaration) -> list[Tensor]:
     """Return the examples of a request to classify or regress as tensors.
 
     A feature of an example is a value or a list; those that the model does not take are ignored.
-
-    Raises:
-        InvalidRequest: they do not fit the model.
     """
     examples, context = document.get("examples"), document.get("context", {})
     if type(examples) is not list or not examples:
-        raise _of_value(document, "Expecting 'examples' value to be an list/array with values")
-    rows = []
-    for one in (context, *examples):
-        if type(one) is not dict:
-            raise InvalidRequest(f"Example must be JSON object but got JSON {_type(one)}")
-        features = {**context, **one}
-        rows.append(
-            {
-                tensor.name: _feature(features[tensor.name], len(declared.dims_of(tensor)))
-                for tensor in declared.inputs
-                if tensor.name in features
-            }
-        )
-    return tensors_of_rows(rows[1:], declared)
+        raise _mistake(document, "Expecting 'examples' value to be an list/array with values")
+    for example in (context, *examples):
+        if type(example) is not dict:
+            raise InvalidRequest(f"Example must be JSON object but got JSON {_type(example)}")
+    ranks = {tensor.name: len(declared.dims_of(tensor)) for tensor in declared.inputs}
+    rows = [
+        {n: _feature(value, ranks[n]) for n, value in {**context, **own}.items() if n in ranks}
+        for own in examples
+    ]
+    return tensors_of_rows(rows, declared)
 
 
 def _feature(value: Any, rank: int) -> Any:
@@ -209,11 +178,7 @@ def _feature(value: Any, rank: int) -> Any:
 
 
 def bytes_of(value: Any) -> bytes | None:
-    """Return the bytes of `{"b64": …}`; None for any other value.
-
-    Raises:
-        InvalidRequest: it is not base64.
-    """
+    """Return the bytes of `{"b64": …}`; None for any other value."""
     text = value.get("b64") if type(value) is dict and len(value) == 1 else None
     if type(text) is not str:
         return None
@@ -229,7 +194,7 @@ def _is_named(value: Any) -> bool:
 
 def _only(declared: Declaration, what: str) -> str:
     """Return the input that a value without a name is for."""
-    needed = [one.name for one in declared.inputs if not one.optional]
+    needed = [tensor.name for tensor in declared.inputs if not tensor.optional]
     if len(needed) != 1:
         raise InvalidRequest(f"{what} as multiple input tensors required as per tensorinfo_map")
     return needed[0]
@@ -237,7 +202,7 @@ def _only(declared: Declaration, what: str) -> str:
 
 def _raw(datatype: str, values: list[Any]) -> Raw:
     of_bytes = datatype == BYTES
-    wrong = (AttributeError, UnicodeEncodeError) if of_bytes else (InvalidRequest,)
+    wrong = (TypeError, UnicodeEncodeError) if of_bytes else (InvalidRequest,)
     try:
         return joined(map(_element, values)) if of_bytes else raw_of(datatype, values)
     except wrong:
@@ -248,16 +213,15 @@ def _raw(datatype: str, values: list[Any]) -> Raw:
             half = len(values) // 2
             return b"".join((_raw(datatype, values[:half]), _raw(datatype, values[half:])))
     kind = TYPES.get(datatype, datatype.lower())
-    raise _of_value(values[0], f"Type: {_type(values[0])} is not of expected type: {kind}")
+    raise _mistake(values[0], f"Type: {_type(values[0])} is not of expected type: {kind}")
 
 
 def _element(value: Any) -> bytes:
-    found = bytes_of(value)
-    encoded: bytes = value.encode() if found is None else found
-    return encoded
+    decoded = bytes_of(value)
+    return str.encode(value) if decoded is None else decoded
 
 
-def _of_value(value: Any, what: str) -> InvalidRequest:
+def _mistake(value: Any, what: str) -> InvalidRequest:
     return InvalidRequest(f"JSON Value: {_text(value)} {what}")
 
 
@@ -267,7 +231,7 @@ def _type(value: Any) -> str:
 
 def _text(value: Any) -> str:
     # In parts, as a whole body takes long to write.
-    found, parts = "", json.JSONEncoder().iterencode(value)
-    while len(found) <= _SHOWN_MAX_CHARS and (part := next(parts, "")):
-        found += part
-    return found if len(found) <= _SHOWN_MAX_CHARS else f"{found[:_SHOWN_MAX_CHARS]}…"
+    text, parts = "", json.JSONEncoder().iterencode(value)
+    while len(text) <= _SHOWN_MAX_CHARS and (part := next(parts, "")):
+        text += part
+    return text if len(text) <= _SHOWN_MAX_CHARS else f"{text[:_SHOWN_MAX_CHARS]}…"

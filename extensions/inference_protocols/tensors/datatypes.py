@@ -1,4 +1,7 @@
-"""The datatypes of v2: how long a value is, and values of JSON as raw bytes and back. No numpy."""
+"""The datatypes of v2: how long a value is, and values of JSON as raw bytes and back. No numpy.
+
+What no tensor can be is an InvalidRequest.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -15,7 +18,6 @@ import msgspec
 from headrace.errors import InvalidRequest
 
 BYTES: Final = "BYTES"
-BOOL: Final = "BOOL"
 #: The bytes of one value. Those of BYTES have a length of their own.
 SIZES: Final = {
     "BOOL": 1, "UINT8": 1, "UINT16": 2, "UINT32": 4, "UINT64": 8, "INT8": 1, "INT16": 2,
@@ -26,8 +28,11 @@ _CODES: Final = {
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q", "INT8": "b", "INT16": "h",
     "INT32": "i", "INT64": "q", "FP32": "f", "FP64": "d", "BOOL": "?",
 }  # fmt: skip
-#: Rapidjson's words for what a value should have been, which Triton's messages have.
-_WORDS: Final = {"I": "signed-integer", "U": "unsigned-integer", "F": "double"}
+#: What a value in JSON may be, by the first letter of its datatype, with rapidjson's word for it.
+_JSON_TYPES: Final[Mapping[str, tuple[str, set[type]]]] = {
+    "B": ("boolean", {bool}), "I": ("signed-integer", {int}), "U": ("unsigned-integer", {int}),
+    "F": ("double", {int, float}),
+}  # fmt: skip
 _LENGTH: Final = struct.Struct("<I")
 #: A tensor has at most so many values and bytes.
 ELEMENTS_MAX: Final = 2**63 - 1
@@ -41,28 +46,22 @@ DEPTH_MAX: Final = 100
 Raw = bytes | memoryview
 
 
-def size_of(name: str, datatype: str, shape: Sequence[int]) -> int:
-    """Return how many bytes a tensor has; for BYTES, how many values.
-
-    Raises:
-        InvalidRequest: a dimension is negative, or it has too many of them, or is too large.
-    """
+def count_of(name: str, datatype: str, shape: Sequence[int]) -> int:
+    """Return how many values a tensor has, if there can be one of this shape."""
+    about = f"input '{name[:SHOWN_CHARS]}'"
     if len(shape) > RANK_MAX:
-        raise InvalidRequest(
-            f"input '{name[:SHOWN_CHARS]}' has {len(shape)} dimensions, more than {RANK_MAX}"
-        )
+        raise InvalidRequest(f"{about} has {len(shape)} dimensions, more than {RANK_MAX}")
     if shape and min(shape) < 0:
         raise no_json("shape", "unsigned-integer")
     count = math.prod(shape)
     if count > ELEMENTS_MAX:
         raise InvalidRequest(
-            f"input '{name}' with shape {shown(shape)} causes total element count to exceed "
-            f"maximum size of {ELEMENTS_MAX}"
+            f"{about} with shape {shown(shape)} causes total element count to exceed maximum size "
+            f"of {ELEMENTS_MAX}"
         )
-    total = count * (SIZES[datatype] or 1)
-    if total > ELEMENTS_MAX:
-        raise InvalidRequest(f"byte size overflow for input '{name}'")
-    return total
+    if count * SIZES[datatype] > ELEMENTS_MAX:
+        raise InvalidRequest(f"byte size overflow for {about}")
+    return count
 
 
 def shown(shape: Sequence[int]) -> str:
@@ -70,46 +69,38 @@ def shown(shape: Sequence[int]) -> str:
     return f"[{','.join(map(str, shape))}]"
 
 
-def flat(data: Any) -> list[Any]:
-    """Return the values of nested lists, which may also be flat already.
-
-    Raises:
-        InvalidRequest: it is no list, lists and values are mixed, or they are nested too deeply.
-    """
+def flat(data: Any, count: int) -> list[Any]:
+    """Return the `count` values of nested lists, which may also be flat already."""
     if type(data) is not list:
         raise no_json("data", "array")
-    values = data
+    values, wrong_shape = data, "Shape does not match true shape of 'data' field"
     for _ in range(DEPTH_MAX):
         if not values or type(values[0]) is not list:
             break
         if set(map(type, values)) != {list}:
-            raise InvalidRequest(
-                "Unable to parse 'data': Shape does not match true shape of 'data' field"
-            )
+            raise InvalidRequest(f"Unable to parse 'data': {wrong_shape}")
         values = list(chain.from_iterable(values))
     else:
-        raise InvalidRequest(_TOO_DEEP)
+        raise too_deep()
+    if len(values) != count:
+        raise InvalidRequest(f"Unable to parse 'data': {wrong_shape}")
     return values
 
 
-def dense(value: Any) -> tuple[list[int], list[Any]]:
-    """Return the shape of nested lists, and their values; errors have TensorFlow's texts.
-
-    Raises:
-        InvalidRequest: lists of a level have several lengths, or are mixed with values.
-    """
+def dense(nested: Any) -> tuple[list[int], list[Any]]:
+    """Return the shape of nested lists, and their values; errors have TensorFlow's texts."""
     shape: list[int] = []
-    first = value
+    first = nested
     while type(first) is list:
         shape.append(len(first))
         first = first[0] if first else None
-    values = [value]
+    values = [nested]
     for level, size in enumerate(shape):
-        for one in values:
-            found = len(one) if type(one) is list else "no list"
-            if found != size:
+        for value in values:
+            length = len(value) if type(value) is list else "no list"
+            if length != size:
                 raise InvalidRequest(
-                    f"Encountered list at unexpected size: {found} at level: {level} expected "
+                    f"Encountered list at unexpected size: {length} at level: {level} expected "
                     f"size: {size}"
                 )
         values = list(chain.from_iterable(values))
@@ -119,41 +110,38 @@ def dense(value: Any) -> tuple[list[int], list[Any]]:
     return shape, values
 
 
-_TOO_DEEP: Final = (
-    f"failed to parse the request JSON buffer: JSON nesting depth exceeds maximum allowed limit "
-    f"({DEPTH_MAX})"
-)
-
-
 def too_deep() -> InvalidRequest:
     """Return the error for JSON that is nested too deeply."""
-    return InvalidRequest(_TOO_DEEP)
+    return InvalidRequest(
+        "failed to parse the request JSON buffer: JSON nesting depth exceeds maximum allowed limit "
+        f"({DEPTH_MAX})"
+    )
 
 
 def raw_of(datatype: str, values: list[Any]) -> bytes:
-    """Return JSON values as raw bytes.
-
-    Raises:
-        InvalidRequest: a value is not of the datatype.
-    """
+    """Return JSON values, all of the datatype, as raw bytes."""
     if datatype == BYTES:
-        return joined(map(_element, values))
-    kinds = set(map(type, values))
-    if datatype == BOOL:
-        if not kinds <= {bool}:
-            raise no_json("data", "boolean")
-        return bytes(values)
-    if datatype not in _CODES:
-        raise InvalidRequest(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format "
-            "for input/output"
-        )
-    if not kinds <= ({int, float} if datatype[0] == "F" else {int}):
-        raise no_json("data", _WORDS[datatype[0]])
+        if not set(map(type, values)) <= {str}:
+            raise InvalidRequest(
+                "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
+            )
+        return joined(map(str.encode, values))
+    code, (word, types) = _code_of(datatype), _JSON_TYPES[datatype[0]]
+    if not set(map(type, values)) <= types:
+        raise no_json("data", word)
     try:
-        return array(_CODES[datatype], values).tobytes()
+        return bytes(values) if datatype == "BOOL" else array(code, values).tobytes()
     except OverflowError:
-        raise no_json("data", _WORDS[datatype[0]]) from None
+        raise no_json("data", word) from None
+
+
+def _code_of(datatype: str) -> Any:
+    if datatype in _CODES:
+        return _CODES[datatype]
+    raise InvalidRequest(
+        f"sending {datatype} data via JSON is not supported. Please use the binary data format for "
+        "input/output"
+    )
 
 
 def no_json(name: str, what: str) -> InvalidRequest:
@@ -161,26 +149,14 @@ def no_json(name: str, what: str) -> InvalidRequest:
     return InvalidRequest(f"Unable to parse '{name}': attempt to access JSON non-{what} as {what}")
 
 
-def _element(value: Any) -> bytes:
-    if type(value) is not str:
-        raise InvalidRequest(
-            "Unable to parse JSON bytes array: attempt to access JSON non-string as string"
-        )
-    return value.encode()
-
-
-def joined(elements: Any) -> bytes:
+def joined(elements: Iterable[bytes]) -> bytes:
     """Return the raw bytes of a tensor of BYTES."""
-    return b"".join(part for one in elements for part in (_LENGTH.pack(len(one)), one))
+    return b"".join(part for value in elements for part in (_LENGTH.pack(len(value)), value))
 
 
 def elements(raw: Raw) -> list[bytes]:
-    """Return the values of a tensor of BYTES.
-
-    Raises:
-        ValueError: a length leads beyond the end.
-    """
-    data, found, at = bytes(raw), [], 0
+    """Return the values of a tensor of BYTES; raise ValueError if a length leads beyond the end."""
+    data, values, at = bytes(raw), [], 0
     while at < len(data):
         left = len(data) - at - _LENGTH.size
         if left < 0:
@@ -191,19 +167,15 @@ def elements(raw: Raw) -> list[bytes]:
         if length > left:
             raise ValueError(f"expecting string of length {length} but only {left} bytes available")
         at += _LENGTH.size + length
-        found.append(data[at - length : at])
-    return found
+        values.append(data[at - length : at])
+    return values
 
 
 def json_of(datatype: str, raw: Raw) -> msgspec.Raw:
-    """Return raw bytes as a flat list in JSON.
-
-    Raises:
-        InvalidRequest: JSON cannot express them.
-    """
+    """Return raw bytes as a flat list in JSON, if it can express them."""
     if datatype == BYTES:
         try:
-            return msgspec.Raw(msgspec.json.encode([one.decode() for one in elements(raw)]))
+            return msgspec.Raw(msgspec.json.encode([value.decode() for value in elements(raw)]))
         except UnicodeDecodeError:
             raise InvalidRequest(
                 "an output of BYTES is not UTF-8, so JSON cannot have it. Request it as binary data"
@@ -216,12 +188,6 @@ def json_of(datatype: str, raw: Raw) -> msgspec.Raw:
 
 
 def values_of(datatype: str, raw: Raw) -> list[Any]:
-    """Return raw numbers or booleans as a flat list; errors as for `json_of`."""
-    if datatype not in _CODES:
-        raise InvalidRequest(
-            f"sending {datatype} data via JSON is not supported. Please use the binary data format "
-            "for input/output"
-        )
-    view: Any = memoryview(raw)
-    found: list[Any] = view.cast("B").cast(_CODES[datatype]).tolist()
-    return found
+    """Return raw numbers or booleans as a flat list."""
+    values: list[Any] = memoryview(raw).cast("B").cast(_code_of(datatype)).tolist()
+    return values

@@ -7,12 +7,12 @@ the length of the header and the number of rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from extensions.inference_protocols.tensors.datatypes import Raw
+from extensions.inference_protocols.tensors.datatypes import Raw, json_of
 from headrace.config.inputs.tensors import ROWS, TENSORS_TYPE
 from headrace.errors import InvalidRequest
 
@@ -20,7 +20,8 @@ _HEADER: Final = "header"
 _LENGTH: Final = re.compile(rf";\s*{_HEADER}=([0-9]{{1,18}})(?![^;])")
 #: The parameter of a tensor that has the length of its raw values.
 DATA_SIZE: Final = "binary_data_size"
-_CLASSES: Final = "classification"
+#: The parameter of an output of which the client wants the best classes.
+CLASSES: Final = "classification"
 
 
 class Tensor(NamedTuple):
@@ -45,18 +46,16 @@ class RequestedOutput(NamedTuple):
     classes: int = 0
 
 
-class Envelope(NamedTuple):
-    """Tensors as bytes, with their content type."""
-
-    body: bytes
-    content_type: str
+class _Parameters(msgspec.Struct, frozen=True):
+    binary_data_size: int = -1
+    classification: int = 0
 
 
 class _Row(msgspec.Struct):
     name: str
     datatype: str = ""
     shape: list[int] = []
-    parameters: dict[str, Any] = {}
+    parameters: _Parameters = _Parameters()
 
 
 class _Header(msgspec.Struct):
@@ -74,46 +73,51 @@ def type_of(header: int, rows: int) -> str:
 
 def write_inputs(
     tensors: Sequence[Tensor], rows: int = 1, wanted: Sequence[RequestedOutput] = ()
-) -> Envelope:
-    """Return the inputs of a job as an envelope, with the outputs that its client wants."""
-    outputs = [{"name": one.name, "parameters": {_CLASSES: one.classes}} for one in wanted]
-    return _write({"inputs": _rows(tensors), "outputs": outputs}, tensors, rows)
+) -> tuple[bytes, str]:
+    """Return the inputs of a job as an envelope and its type, with the outputs that are wanted."""
+    outputs = [{"name": name, "parameters": {CLASSES: classes}} for name, _, classes in wanted]
+    body, length = write_body({"inputs": (), "outputs": outputs}, "inputs", tensors)
+    return body, type_of(length, rows)
 
 
-def write_outputs(tensors: Sequence[Tensor]) -> Envelope:
-    """Return the outputs of a job as an envelope."""
-    return _write({"outputs": _rows(tensors)}, tensors, 1)
+def write_outputs(tensors: Sequence[Tensor]) -> tuple[bytes, str]:
+    """Return the outputs of a job as an envelope and its content type."""
+    body, length = write_body({}, "outputs", tensors)
+    return body, type_of(length, 1)
 
 
-def _rows(tensors: Sequence[Tensor]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": one.name, "datatype": one.datatype, "shape": one.shape,
-            "parameters": {DATA_SIZE: len(one.data)},
-        }
-        for one in tensors
-    ]  # fmt: skip
+def write_body(
+    head: dict[str, Any], key: str, tensors: Sequence[Tensor], in_json: Collection[str] = ()
+) -> tuple[bytes, int]:
+    """Return a binary body of v2, and the length of its JSON.
 
-
-def _write(header: dict[str, Any], tensors: Sequence[Tensor], rows: int) -> Envelope:
-    text = msgspec.json.encode(header)
-    return Envelope(b"".join((text, *(one.data for one in tensors))), type_of(len(text), rows))
+    Args:
+        head: the JSON, whose other members stay.
+        key: that of the tensors, `inputs` or `outputs`.
+        in_json: the names of the tensors whose values are lists in the JSON. It raises
+            InvalidRequest for what JSON cannot express.
+    """
+    rows: list[dict[str, Any]] = []
+    raw: list[Raw] = []
+    for name, datatype, shape, data in tensors:
+        row = {"name": name, "datatype": datatype, "shape": shape}
+        if name in in_json:
+            rows.append({**row, "data": json_of(datatype, data)})
+        else:
+            rows.append({**row, "parameters": {DATA_SIZE: len(data)}})
+            raw.append(data)
+    text = msgspec.json.encode({**head, key: rows})
+    return b"".join((text, *raw)), len(text)
 
 
 def read_inputs(body: bytes, content_type: str) -> tuple[list[Tensor], list[RequestedOutput]]:
     """Return the inputs of an envelope as views of its bytes, and the outputs that are wanted.
 
-    Raises:
-        InvalidRequest: it is not an envelope.
+    It raises InvalidRequest for what is no envelope.
     """
     header, rest = _read(body, content_type)
-    try:
-        wanted = [
-            RequestedOutput(one.name, classes=max(0, int(one.parameters.get(_CLASSES, 0))))
-            for one in header.outputs
-        ]
-    except (ValueError, TypeError, OverflowError) as error:
-        raise _unreadable(str(error)) from None
+    outputs = ((row.name, row.parameters.classification) for row in header.outputs)
+    wanted = [RequestedOutput(name, classes=max(0, classes)) for name, classes in outputs]
     return _tensors(header.inputs, rest), wanted
 
 
@@ -124,12 +128,12 @@ def read_outputs(body: bytes, content_type: str) -> list[Tensor]:
 
 
 def _read(body: bytes, content_type: str) -> tuple[_Header, memoryview]:
-    found = _LENGTH.search(content_type)
-    if found is None:
+    length = _LENGTH.search(content_type)
+    if length is None:
         raise _unreadable(f"the content type has no `{_HEADER}`")
-    view, length = memoryview(body), int(found[1])
+    view, end = memoryview(body), int(length[1])
     try:
-        return _DECODE(view[:length]), view[length:]
+        return _DECODE(view[:end]), view[end:]
     except (ValueError, RecursionError) as error:
         raise _unreadable(str(error)) from None
 
@@ -137,8 +141,8 @@ def _read(body: bytes, content_type: str) -> tuple[_Header, memoryview]:
 def _tensors(rows: Sequence[_Row], rest: memoryview) -> list[Tensor]:
     tensors = []
     for row in rows:
-        size = row.parameters.get(DATA_SIZE)
-        if type(size) is not int or not 0 <= size <= len(rest):
+        size = row.parameters.binary_data_size
+        if not 0 <= size <= len(rest):
             raise _unreadable(f"{row.name} has no `{DATA_SIZE}` that fits")
         tensors.append(Tensor(row.name, row.datatype, row.shape, rest[:size]))
         rest = rest[size:]

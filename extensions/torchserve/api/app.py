@@ -121,21 +121,34 @@ class TorchServe:
         return True
 
     async def answer(
-        self, request: Request, interface: Interface, segments: Sequence[str]
+        self,
+        request: Request,
+        interface: Interface,
+        segments: Sequence[str],
+        *,
+        checked: TokenKind = "",
     ) -> Answer:
         """Answer a request of another protocol, by its path on the port of an interface.
+
+        Args:
+            checked: the kind of token that it has, as `tokens.check` has found.
 
         Raises:
             ClientGone: the client hung up.
         """
         label, by_method = paths_of(frozenset({interface})).find(segments) or _NO_ROUTE
-        answer = await self._answer(request, by_method, segments)
+        answer = await self._answer(request, by_method, segments, checked=checked)
         if isinstance(answer, (Reply, StreamingReply)):
             self._services.counters.answered(label, request.method, answer.status)
         return answer
 
     async def _answer(
-        self, request: Request, by_method: Mapping[str, Route[Row]], segments: Sequence[str]
+        self,
+        request: Request,
+        by_method: Mapping[str, Route[Row]],
+        segments: Sequence[str],
+        *,
+        checked: TokenKind = "",
     ) -> Answer:
         route = by_method.get(request.method) or by_method.get(ANY)
         token: TokenKind = next((one.row.token for one in by_method.values()), "")
@@ -149,7 +162,7 @@ class TorchServe:
             if services.authenticator is None and self._origin != "*" and request.has(b"origin"):
                 allowed = (self._origin, *services.settings.cors_origins)
                 refuse_foreign_page(request, allowed)
-            if token:
+            if token != checked:
                 await tokens.check(services, request, token)
             if route is None:
                 return _refuse(request, by_method)

@@ -23,8 +23,9 @@ from api.http.messages import (
     StreamingReply,
 )
 from extensions.torchserve.api.app import TorchServe
-from extensions.torchserve.api.descriptions import Interface
+from extensions.torchserve.api.descriptions import Interface, TokenKind
 from extensions.torchserve.api.replies import Kind
+from headrace.access import api_key
 
 _Code: Final = grpc.StatusCode
 #: By the status of HTTP, as TorchServe has them.
@@ -64,10 +65,18 @@ class Failure(NamedTuple):
 
 
 class Caller:
-    """Sends the requests of one call. If the call is cancelled, their client hangs up."""
+    """Sends the requests of one call. If the call is cancelled, their client hangs up.
 
-    def __init__(self, surface: TorchServe, context: Any) -> None:
+    Args:
+        caller: the API key of the call.
+        checked: the kind of token that was checked with the call, for its first request.
+    """
+
+    def __init__(
+        self, surface: TorchServe, caller: api_key.Caller, context: Any, checked: TokenKind
+    ) -> None:
         self._surface, self._gone = surface, asyncio.Event()
+        self._caller, self._checked = caller, checked
         self._headers = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
             for name, value in context.invocation_metadata() or ()
@@ -100,9 +109,12 @@ class Caller:
             "query_string": urlencode(asked.query).encode(),
             "headers": [*self._headers, *own, (b"content-length", b"%d" % len(asked.body))],
         }
+        request = Request(scope, receive)
+        request.caller = self._caller
+        checked, self._checked = self._checked, ""
         try:
             return await self._surface.answer(
-                Request(scope, receive), asked.interface, asked.segments
+                request, asked.interface, asked.segments, checked=checked
             )
         except ClientGone:
             return Reply(499, b"")
@@ -163,10 +175,10 @@ def failure_of(answer: Answer, *, predicts: bool = False) -> Failure | None:
         return None
     try:
         body = answer.body if isinstance(answer, Reply) else b""
-        found = msgspec.json.decode(body, type=dict[str, Any])
+        document = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError):
-        found = {}
-    name = str(found.get("type", ""))
+        document = {}
+    name = str(document.get("type", ""))
     code = _CODES.get(
         answer.status, _Code.FAILED_PRECONDITION if answer.status < 500 else _Code.INTERNAL
     )
@@ -174,8 +186,8 @@ def failure_of(answer: Answer, *, predicts: bool = False) -> Failure | None:
         code = _Code.PERMISSION_DENIED
     elif predicts and answer.status == 404:
         code = _Code.INTERNAL
-    text = str(found.get("message") or found.get("status") or f"HTTP status {answer.status}")
-    return Failure(code, f"{text[:TEXT_MAX]}\n{name}".rstrip())
+    text = document.get("message") or document.get("status") or f"HTTP status {answer.status}"
+    return Failure(code, f"{str(text)[:TEXT_MAX]}\n{name}".rstrip())
 
 
 def form_of(fields: Mapping[str, bytes]) -> tuple[bytes, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from api.grpc.protos import Protos
 from api.grpc.server import GrpcServer, Methods, Place
 from api.http.messages import Answer, Delegated, Reply, Request, ResponseCutShort
 from api.services import Part, Services
+from extensions.torchserve.api import tokens
 from extensions.torchserve.api.app import TorchServe
-from extensions.torchserve.api.descriptions import Interface
+from extensions.torchserve.api.descriptions import Interface, TokenKind
 from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.predictions.predict import runs_torchserve
 from extensions.torchserve.api.predictions.results import JOB
+from extensions.torchserve.api.replies import TorchServeError, reply_to
 from extensions.torchserve.config.sequences import SequenceKeys
 from extensions.torchserve.config.settings import TorchServeConfig
 from extensions.torchserve.grpc.requests import (
@@ -32,7 +34,7 @@ from extensions.torchserve.grpc.requests import (
     failure_of,
     form_of,
 )
-from headrace.errors import InvalidRequest
+from headrace.errors import HeadraceError, InvalidRequest
 
 PROTOS: Final = Protos(Path(__file__).parent / "protos" / "torchserve.binpb")
 _PACKAGE: Final = "org.pytorch.serve.grpc"
@@ -53,47 +55,71 @@ def servers(services: Services, config: TorchServeConfig) -> Sequence[Part]:
         ("inference", INFERENCE, calls.inference),
         ("management", MANAGEMENT, calls.management),
     )
-    found = []
+    parts = []
     for interface, service, methods in interfaces:
         key = f"grpc_{interface}_port"
         if port := getattr(config, key):
             host = getattr(config, f"grpc_{interface}_address")
             place = Place(host, port, f"config.properties: {key}", tls=config.enable_grpc_ssl)
-            found.append(GrpcServer(services, place, PROTOS, {service: methods}).part)
-    return found
+            parts.append(GrpcServer(services, place, PROTOS, {service: methods}).part)
+    return parts
+
+
+async def _check(kind: TokenKind, services: Services, request: Request, context: Any) -> None:
+    """Check the token of a call, with the answer that TorchServe's URLs give."""
+    try:
+        await tokens.check(services, request, kind)
+    except (TorchServeError, HeadraceError) as error:
+        reply = reply_to(error)
+        services.counters.answered(request.path, request.method, reply.status)
+        if failure := failure_of(reply):
+            await context.abort(*failure)
+
+
+def _checked(kind: TokenKind, answer: Callable[..., Awaitable[Any]]) -> Method:
+    """Return a method that checks a token first; its answer knows which kind it was."""
+    return Method(partial(answer, checked=kind), Open.ALWAYS, partial(_check, kind))
 
 
 class _Calls:
-    """The methods. TorchServe's URLs check their tokens, so none is checked before."""
+    """The methods. All are open to callers without an API key; most check a token of TorchServe."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._surface: TorchServe | None = None
         self.inference: Methods = {
             "Ping": Method(self._ping, Open.ALWAYS),
-            "Predictions": Method(self._predict, Open.ALWAYS),
-            "StreamPredictions": Method(self._predict_in_pieces, Open.ALWAYS),
-            "StreamPredictions2": Method(self._predict_on_stream, Open.ALWAYS),
+            "Predictions": _checked("inference", self._predict),
+            "StreamPredictions": _checked("inference", self._predict_in_pieces),
+            "StreamPredictions2": _checked("inference", self._predict_on_stream),
         }
         self.management: Methods = {
-            name: Method(partial(self._manage, asked), Open.ALWAYS)
+            name: _checked("management", partial(self._manage, asked))
             for name, asked in _MANAGED.items()
         }
 
-    def _caller(self, context: Any) -> Caller:
+    def _caller(self, request: Request, context: Any, checked: TokenKind = "") -> Caller:
         # The surface is built after the parts of the process.
         self._surface = self._surface or TorchServe(self._services)
-        return Caller(self._surface, context)
+        return Caller(self._surface, request.caller, context, checked)
 
-    async def _ping(self, _s: Services, _r: Request, _message: Any, context: Any) -> Any:
-        answer = await self._caller(context).answer(Asked("inference", "GET", ("", "ping")))
+    async def _ping(self, _s: Services, request: Request, _message: Any, context: Any) -> Any:
+        caller = self._caller(request, context)
+        answer = await caller.answer(Asked("inference", "GET", ("", "ping")))
         body = answer.body if isinstance(answer, Reply) else b""
         return _Health(health=body.decode().rstrip())
 
     async def _manage(
-        self, asked: Callable[[Any], Asked], _s: Services, _r: Request, message: Any, context: Any
+        self,
+        asked: Callable[[Any], Asked],
+        _: Services,
+        request: Request,
+        message: Any,
+        context: Any,
+        *,
+        checked: TokenKind,
     ) -> Any:
-        answer = await self._caller(context).answer(asked(message))
+        answer = await self._caller(request, context, checked).answer(asked(message))
         if failure := failure_of(answer):
             await context.abort(*failure)
         text = answer.body.decode().rstrip() if isinstance(answer, Reply) else ""
@@ -102,19 +128,21 @@ class _Calls:
             text = document["status"]
         return _Management(msg=text)
 
-    async def _predict(self, _s: Services, _r: Request, message: Any, context: Any) -> Any:
-        caller = self._caller(context)
+    async def _predict(
+        self, _: Services, request: Request, message: Any, context: Any, *, checked: TokenKind
+    ) -> Any:
+        caller = self._caller(request, context, checked)
         answer = await self._answered(caller, message, context)
         try:
-            pieces = [one async for one in caller.pieces_of(answer)]
+            pieces = [piece async for piece in caller.pieces_of(answer)]
             return _Prediction(prediction=b"".join(pieces))
         except ResponseCutShort:
             return await context.abort(*_CUT)
 
     async def _predict_in_pieces(
-        self, _s: Services, _r: Request, message: Any, context: Any
+        self, _: Services, request: Request, message: Any, context: Any, *, checked: TokenKind
     ) -> None:
-        caller = self._caller(context)
+        caller = self._caller(request, context, checked)
         answer = await self._answered(caller, message, context)
         try:
             async with aclosing(caller.pieces_of(answer)) as pieces:
@@ -133,10 +161,16 @@ class _Calls:
         return answer
 
     async def _predict_on_stream(
-        self, services: Services, _: Request, messages: Any, context: Any
+        self,
+        services: Services,
+        request: Request,
+        messages: Any,
+        context: Any,
+        *,
+        checked: TokenKind,
     ) -> None:
-        writing = asyncio.Lock()
-        keys, caller = SequenceKeys.of(config_of(services)), self._caller(context)
+        writing, keys = asyncio.Lock(), SequenceKeys.of(config_of(services))
+        caller = self._caller(request, context, checked)
 
         async def write(sequence: str, **fields: Any) -> None:
             async with writing:

@@ -90,6 +90,11 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         return self.load == "on_demand"
 
     @property
+    def has_no_replicas(self) -> bool:
+        """Whether no worker may run it, by its options."""
+        return self.total_replicas == 0 or (self.replicas == 0 and not self.on_demand)
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether its jobs are counted in tokens, and run in an order by tokens."""
         return self.schedule == "tokens"

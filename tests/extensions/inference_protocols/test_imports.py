@@ -19,7 +19,7 @@ def imported(statement: str) -> set[str]:
 
 def test_the_api_imports_no_numpy_for_it() -> None:
     names = imported("from api.extension import operations; operations()")
-    assert "extensions.inference_protocols.http.infer" in names
+    assert "extensions.inference_protocols.http.endpoints" in names
     assert not names & {"numpy", "grpc", "extensions.inference_protocols.handlers"}
 
 

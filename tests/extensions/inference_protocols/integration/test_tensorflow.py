@@ -39,10 +39,10 @@ def ask(api: ApiServer, path: str, sent: Any, **headers: str) -> Any:
          '{"outputs":[NaN,Infinity,-Infinity,0.200000048,10000002.0,34.716053,3e+30]}'),
         ("mixed:predict",
          {"instances": [{"a": [1, 2], "b": {"b64": "AP8="}}, {"a": [3, 4], "b": "ä"}]},
-         '{"predictions":[{"sum":3,"b_bytes":{"b64": "AP8="},"b":{"b64": "AP8="},"yes":true},'
-         '{"sum":7,"b_bytes":{"b64": "w6Q="},"b":"ä","yes":false}]}'),
+         '{"predictions":[{"sum":3,"b_bytes":{"b64":"AP8="},"b":{"b64":"AP8="},"yes":true},'
+         '{"sum":7,"b_bytes":{"b64":"w6Q="},"b":"ä","yes":false}]}'),
         ("mixed:predict", {"inputs": {"a": [[2, 2]], "b": ["x"], "ignored": 1}},
-         '{"outputs":{"sum":[4],"b_bytes":[{"b64": "eA=="}],"b":["x"],"yes":[true]}}'),
+         '{"outputs":{"sum":[4],"b_bytes":[{"b64":"eA=="}],"b":["x"],"yes":[true]}}'),
         ("identity_fp32:predict", {"instances": [[1, 2.5], [3, 4]]},
          '{"predictions":[[1.0,2.5],[3.0,4.0]]}'),
         ("identity_bytes:predict", {"inputs": [[], []]}, '{"outputs":[[],[]]}'),
@@ -51,7 +51,7 @@ def ask(api: ApiServer, path: str, sent: Any, **headers: str) -> Any:
          '{"results":[[["cat",0.75],["dog",0.25]],[["cat",0.0],["dog",1.0]]]}'),
         # A model without tensors has a job for each instance.
         ("echo:predict", {"instances": [1, "a", {"k": [None]}, {"b64": "AP8="}]},
-         '{"predictions":[1,"a",{"k":[null]},{"b64": "AP8="}]}'),
+         '{"predictions":[1,"a",{"k":[null]},{"b64":"AP8="}]}'),
         ("echo:predict", {"inputs": [1, "a"]}, '{"outputs":[1,"a"]}'),
     ],
 )  # fmt: skip

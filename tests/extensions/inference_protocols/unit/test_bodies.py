@@ -11,10 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from extensions.inference_protocols.http.bodies import (
-    read_request,
-    write_response,
-)
+from extensions.inference_protocols.http.bodies import read_request, write_response
 from extensions.inference_protocols.jobs.over_http import (
     LONG_BYTES,
     compressed,
@@ -22,7 +19,6 @@ from extensions.inference_protocols.jobs.over_http import (
     parsed,
 )
 from extensions.inference_protocols.tensors.datatypes import elements, joined, json_of, raw_of
-from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import (
     Tensor,
     read_inputs,
@@ -30,6 +26,7 @@ from extensions.inference_protocols.tensors.envelope import (
     write_outputs,
 )
 from extensions.inference_protocols.tensors.requests import (
+    Declaration,
     InferRequest,
     Unsupported,
     check,
@@ -247,7 +244,7 @@ def test_a_long_body_is_read_beside_other_requests(size: int, beside: bool) -> N
     def read(body: bytes) -> bool:
         return threading.current_thread() is not threading.main_thread()
 
-    assert asyncio.run(parsed(read, bytes(size))) is beside
+    assert asyncio.run(parsed(size, read, bytes(size))) is beside
 
 
 def test_compressed_bodies_are_bounded() -> None:

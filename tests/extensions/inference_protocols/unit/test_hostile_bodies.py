@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 
 from extensions.inference_protocols.handlers.arrays import read_input
 from extensions.inference_protocols.http.bodies import read_request
-from extensions.inference_protocols.tensorflow.messages import TensorProto, tensors_of
+from extensions.inference_protocols.tensorflow.service import TensorProto, tensors_of
 from extensions.inference_protocols.tensors.datatypes import SIZES
-from extensions.inference_protocols.tensors.declarations import Declaration
 from extensions.inference_protocols.tensors.envelope import Tensor
-from extensions.inference_protocols.tensors.requests import InferRequest, check, envelope_of
+from extensions.inference_protocols.tensors.requests import (
+    Declaration,
+    InferRequest,
+    check,
+    envelope_of,
+)
 from headrace.config.inputs.tensors import DeclaredTensor
 from headrace.errors import InvalidRequest, PayloadTooLarge
 

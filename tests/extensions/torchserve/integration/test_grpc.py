@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -25,6 +26,7 @@ from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
 
 SERVICE: Final = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
+MANAGEMENT: Final = "org.pytorch.serve.grpc.management.ManagementAPIsService"
 PROTOS: Final = Path(__file__).parents[4] / "extensions" / "torchserve" / "grpc" / "protos"
 #: Answers with what it got, in pieces if a request wants some; keeps the values of sequences.
 HANDLER: Final = """
@@ -118,6 +120,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grpc]:
         yield found
 
 
+def silence(over: threading.Event) -> Iterator[bytes]:
+    """Send no message."""
+    over.wait()
+    yield from ()
+
+
 def refusal(call: Any) -> tuple[str, str]:
     with pytest.raises(grpc.RpcError) as refused:
         call()
@@ -208,11 +216,26 @@ def test_a_call_needs_the_token_of_its_interface(tmp_path: Path, served: Grpc) -
         ),
         grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
     ):  # fmt: skip
-        call = channel.unary_unary(
-            "/org.pytorch.serve.grpc.management.ManagementAPIsService/ListModels"
-        )
+        call = channel.unary_unary(f"/{MANAGEMENT}/ListModels")
         assert refusal(lambda: call(b""))[0] == "PERMISSION_DENIED"
+        silent, over = channel.stream_unary(f"/{MANAGEMENT}/ListModels"), threading.Event()
+        code, text = refusal(silent.future(silence(over), timeout=120).result)
+        over.set()
+        assert (code, text.splitlines()[-1]) == ("PERMISSION_DENIED", "InvalidKeyException")
         assert b"told" in call(b"", metadata=[("authorization", f"Bearer {token}")])
+
+
+def test_silent_calls_do_not_make_a_health_probe_fail(served: Grpc) -> None:
+    ping, over = served.first.stream_unary(f"/{SERVICE}/Ping"), threading.Event()
+    silent = [ping.future(silence(over)) for _ in range(17)]
+    try:
+        check = served.first.unary_unary("/grpc.health.v1.Health/Check")
+        assert check(b"", timeout=120) == b"\x08\x01"  # SERVING
+        assert not any(call.done() for call in silent)
+    finally:
+        for call in silent:
+            call.cancel()
+        over.set()
 
 
 def test_messages_that_are_none_are_refused(served: Grpc, caplog: pytest.LogCaptureFixture) -> None:

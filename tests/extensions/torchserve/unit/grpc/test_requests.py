@@ -13,6 +13,7 @@ import pytest
 from api.http.forms import read_parts
 from api.http.messages import ClientGone, Reply, Request, ResponseCutShort, StreamingReply, Write
 from extensions.torchserve.grpc.requests import Asked, Caller, failure_of, form_of
+from headrace.access import api_key
 
 
 class Surface:
@@ -20,8 +21,10 @@ class Surface:
 
     def __init__(self, endpoint: Callable[[Request], Awaitable[Any]]) -> None:
         self.endpoint = endpoint
+        self.checked: list[str] = []
 
-    async def answer(self, request: Request, *_: Any) -> Any:
+    async def answer(self, request: Request, *_: Any, checked: str) -> Any:
+        self.checked.append(checked)
         return await self.endpoint(request)
 
 
@@ -32,7 +35,7 @@ class Context:
 
 def caller(endpoint: Callable[[Request], Awaitable[Any]]) -> Caller:
     surface: Any = Surface(endpoint)
-    return Caller(surface, Context())
+    return Caller(surface, api_key.EVERYBODY, Context(), "")
 
 
 ASKED = Asked("inference", "POST", ("", "predictions", "m"), {"a": "1 2"}, b"body", {"X-Own": "2"})
@@ -48,6 +51,23 @@ def test_the_endpoint_gets_a_request_of_http() -> None:
 
     answer: Any = asyncio.run(caller(endpoint).answer(ASKED))
     assert answer.body == b"found"
+
+
+def test_only_the_first_request_was_checked_with_the_call() -> None:
+    key = api_key.Caller("k", sees_all=False)
+
+    async def endpoint(request: Request) -> Reply:
+        assert request.caller is key
+        return Reply(200, b"")
+
+    async def both(surface: Any) -> None:
+        one_call = Caller(surface, key, Context(), "inference")
+        await one_call.answer(ASKED)
+        await one_call.answer(ASKED)
+
+    surface = Surface(endpoint)
+    asyncio.run(both(surface))
+    assert surface.checked == ["inference", ""]
 
 
 def test_a_cancelled_call_hangs_up() -> None:

@@ -83,7 +83,8 @@ types: $(DEV_STAMP)  ## Check types (mypy --strict)
 contracts: $(DEV_STAMP)  ## Check who imports whom
 	$(BIN)/lint-imports
 
-PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+# Without the last option, a run whose test process crashes waits for ever.
+PYTEST = $(PY) -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 test: $(DEV_STAMP)  ## Run the tests, without the slow ones of tests/conftest.py (ROOM=folder)
 	$(PYTEST) -m "not slow" $(if $(ROOM),$$($(PY) -m tests.room $(ROOM))) $(ARGS)

@@ -1,17 +1,20 @@
-"""Signals that wake a selector loop, and a count of requests to stop."""
+"""Signals that wake a selector loop, requests to stop, and the stack that signals run on."""
 
 from __future__ import annotations
 
 import signal
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, Self
 
 #: A terminal and a wrapper can both forward one Ctrl-C; that is one request.
 _SAME_REQUEST_S: Final = 0.3
 _STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+#: At least the size of the C struct `stack_t`.
+_STACK_T_BYTES: Final = 64
 
 
 class SignalSocket:
@@ -72,3 +75,21 @@ class StopSignals(SignalSocket):
             return
         self.requests += 1
         self._last_s = now_s
+
+
+@contextmanager
+def keeps_signal_stack() -> Iterator[None]:
+    """Afterwards, this thread has the alternate signal stack that it has now.
+
+    A `Core` of OpenVINO brings a stack and frees it at its end, perhaps while it is in use. The
+    next signal that has a handler would then end the process by SIGSEGV.
+    """
+    import ctypes  # not for all who only wait for signals
+
+    libc = ctypes.CDLL(None)
+    stack = ctypes.create_string_buffer(_STACK_T_BYTES)
+    libc.sigaltstack(None, stack)
+    try:
+        yield
+    finally:
+        libc.sigaltstack(stack, None)

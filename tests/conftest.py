@@ -94,7 +94,6 @@ SLOW: Final = (
     "integration/workers/test_wrong_clock.py",
     "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
-    # In a process that ran OpenVINO, a later signal was a segmentation fault.
     "unit/handlers/optimize/test_several_modules.py",
     "unit/handlers/test_language_model.py",
 )

@@ -29,6 +29,7 @@ from headrace.config.model.optimize import EXTRAS, Optimize
 from headrace.errors import ConfigError, HeadraceError
 from headrace.handler import Exportable
 from headrace.models.store import UnpackedModels
+from headrace.signals import keeps_signal_stack
 
 logger = logging.getLogger("headrace.model")
 
@@ -122,6 +123,7 @@ class Installed:
         return not self.problem
 
 
+@keeps_signal_stack()
 def install(
     exportables: Sequence[Exportable], wanted: Optimize, site: Site, *, refused_too: bool = False
 ) -> Installed:

@@ -23,6 +23,7 @@ from headrace.jobs.options import InputDetails
 from headrace.jobs.values.encoding import binary_input, nested_binaries
 from headrace.jobs.values.media_types import BINARY_TYPE, image_type
 from headrace.jobs.values.plain_values import plain
+from headrace.signals import keeps_signal_stack
 from workers.model_process.batch_state import StageTimes, SubBatch
 from workers.model_process.context import Input
 from workers.model_process.executor import BatchExecutor, free_memory
@@ -51,6 +52,7 @@ def handler_of(config: dict[str, Any]) -> Handler:
     return loaded() if isinstance(loaded, type) else loaded
 
 
+@keeps_signal_stack()
 def initialize(load: Callable[[Context], Any], context: Context) -> None:
     """Run the `initialize` of a handler, or its `initialize_preprocess`.
 
@@ -141,6 +143,7 @@ def _their_frames(frames: TracebackType | None) -> TracebackType | None:
     return None
 
 
+@keeps_signal_stack()
 def warm_up(
     executor: BatchExecutor,
     parameters: Mapping[str, Any] | None = None,

@@ -126,14 +126,11 @@ def _all_of(terminal: int) -> bytes:
 class CommandsWithin(Commands):
     """The same commands within this process, for tests of many: a process costs a second.
 
-    What runs on a terminal, or is started, is a process here too. So is a command with a time
-    limit, which is a signal: a test process that had loaded torch and more did not survive some.
+    What runs on a terminal, or is started, is a process here too.
     """
 
     @override
     def run(self, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        if "--timeout" in arguments:
-            return super().run(*arguments, stdin=stdin)
         out, err = BytesIO(), BytesIO()
         streams: dict[str, Any] = {
             "argv": ["headrace", *arguments],

@@ -211,6 +211,20 @@ def test_a_process_that_ends_by_itself_is_lost_though_its_batch_is_overdue(
         assert "attempt 4 ended with exit status 9" in message
 
 
+def test_the_stacks_are_written_though_a_library_replaced_the_stack_of_signals(
+    redis_db: RedisServer, tmp_path: Path
+) -> None:
+    path = write_models(tmp_path, m={"handler": f"{HANDLERS / 'trouble/two_cores.py'}:TwoCores"})
+    with (
+        celery_worker(redis_db.url, path, tmp_path, environ=PATIENT) as worker,
+        Client(redis_db.url, path) as client,
+    ):
+        worker.wait_ready("m")
+        (job,) = client.wait(*client.submit("m", {}, timeout=0.5))
+        assert error_of(job)[0] == "timeout"
+        assert "two_cores.py" in (job.traceback or "")
+
+
 def test_a_result_that_came_in_time_counts_though_the_worker_was_suspended(
     redis_db: RedisServer, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from handlers.optimize import check
-from handlers.optimize.check import Verdict, compare
+from handlers.optimize.check import Timing, Verdict, compare, together
 
 Clock = Callable[[dict[int, list[float]]], list[int]]
 
@@ -106,3 +106,19 @@ def test_slow_batches_end_after_a_time(ratios: Clock, monkeypatch: pytest.Monkey
     runs = ratios({4: [0.5, 1.5]})
     assert verdict(4).word == "no difference"
     assert len(runs) == check.ROUNDS_MIN
+
+
+def test_the_times_of_several_modules_are_summed() -> None:
+    def verdict(eager_ms: float, gain: float) -> Verdict:
+        times = Timing(eager_ms=eager_ms, own_ms=eager_ms / gain, gain=gain, low=gain, high=gain)
+        return Verdict(times={"1": times}, error=gain / 1000)
+
+    # 30 + 10 ms become 10 + 20 ms.
+    both = together([verdict(30, 3), verdict(10, 0.5)], ["First", "Second"])
+    assert both.times["1"].own_ms == pytest.approx(30)
+    assert both.times["1"].gain == pytest.approx(4 / 3)
+    assert both.error == 0.003
+    assert both.agreement is None
+    # Rounds of the whole model replace the times of each module; their ratio stays.
+    kept = both.timed({1: [(40.0, 20.0)] * 6})
+    assert together([kept, kept], ["First", "Second"]).times["1"].gain == pytest.approx(2)

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from handlers.optimize import check
-from handlers.optimize.check import Timing, Verdict, together
 from headrace.config.model.catalog import load_catalog
 from headrace.handler import Context
 from workers.model_process.batch_state import StageTimes, SubBatch
@@ -179,22 +178,6 @@ def test_an_input_for_which_a_stage_does_not_run_is_no_sample_of_it(tmp_path: Pa
     found = install_variant(loaded(frame), frame)
     assert found is not None
     assert (found.problem, found.used) == ("", True)
-
-
-def test_the_times_of_several_modules_are_summed() -> None:
-    def verdict(eager_ms: float, gain: float) -> Verdict:
-        times = Timing(eager_ms=eager_ms, own_ms=eager_ms / gain, gain=gain, low=gain, high=gain)
-        return Verdict(times={"1": times}, error=gain / 1000)
-
-    # 30 + 10 ms become 10 + 20 ms.
-    both = together([verdict(30, 3), verdict(10, 0.5)], ["First", "Second"])
-    assert both.times["1"].own_ms == pytest.approx(30)
-    assert both.times["1"].gain == pytest.approx(4 / 3)
-    assert both.error == 0.003
-    assert both.agreement is None
-    # Rounds of the whole model replace the times of each module; their ratio stays.
-    kept = both.timed({1: [(40.0, 20.0)] * 6})
-    assert together([kept, kept], ["First", "Second"]).times["1"].gain == pytest.approx(2)
 
 
 def test_a_module_that_serves_one_input_at_a_time_has_the_size_of_its_example(

@@ -20,6 +20,7 @@ from handlers.optimize.source import Backend, Source
 from handlers.optimize.torch_backends import BACKENDS
 from headrace.config.model.optimize import Optimize
 from headrace.errors import ConfigError
+from tests.harness.handlers.trouble.two_cores import use_two_cores
 from tests.harness.variants import MOST, Held, real_images, trained
 from tests.harness.wait import wait_until
 
@@ -207,6 +208,24 @@ def _install_and_exit(folder: Path, arrived: Path) -> None:
     held = Held(trained())
     (arrived / str(os.getpid())).touch()
     os._exit(0 if held.install(folder, backend="torchscript").used else 1)
+
+
+def test_signals_survive_a_build_that_leaves_them_a_freed_stack(
+    builds: Callable[[Build], None], tmp_path: Path
+) -> None:
+    builds(lambda source, folder: use_two_cores())
+    process = FORK.Process(target=_install_and_signal, args=(tmp_path,), daemon=True)
+    process.start()
+    process.join(timeout=180)
+    assert process.exitcode == 0
+
+
+def _install_and_signal(folder: Path) -> None:
+    torch.set_num_threads(1)  # the threads of the parent are not here
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    found = Held(trained()).install(folder, backend="torchscript")
+    assert found.used, found.problem
+    signal.raise_signal(signal.SIGUSR1)
 
 
 def test_a_kill_during_the_build_leaves_nothing_broken(

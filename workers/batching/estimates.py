@@ -275,6 +275,11 @@ class Returns:
         return self.last_s + DEVIATIONS * self.deviation_s
 
     @property
+    def early_s(self) -> float:
+        """Before how many seconds no caller is expected to be enqueued."""
+        return max(0.0, EARLY_SHARE * self.enqueued_s - DEVIATIONS * self.deviation_s)
+
+    @property
     def share(self) -> float:
         """The share of the callers that come back; below 0 only by chance."""
         return self._back / self._size if self._size else 0.0
@@ -300,19 +305,29 @@ class Returns:
         insort(self._recent, enqueued_at)
         if len(self._recent) > RECENT:
             del self._recent[0]
+        batch = self._batch_of(enqueued_at)
+        if batch is None:
+            return
+        if not batch.came:
+            batch.enqueued_at, batch.first_at = enqueued_at, now
+            batch.until = now + self._delay_s
+            if self.last_s:
+                late_at = batch.ended_at + 2 * self.late_s
+                batch.until = min(batch.until, max(now, late_at))
+        batch.came, batch.last_at = batch.came + 1, now
+        if batch.came == batch.size:
+            self._open.remove(batch)
+            self._learn(batch)
+
+    def _batch_of(self, enqueued_at: float) -> EndedBatch | None:
+        """Return the batch of which this is a caller: the last one after which it is not early."""
+        last = None
         for batch in reversed(self._open):
-            if batch.ended_at < enqueued_at:
-                if not batch.came:
-                    batch.enqueued_at, batch.first_at = enqueued_at, now
-                    batch.until = now + self._delay_s
-                    if self.last_s:
-                        late_at = batch.ended_at + 2 * self.late_s
-                        batch.until = min(batch.until, max(now, late_at))
-                batch.came, batch.last_at = batch.came + 1, now
-                if batch.came == batch.size:
-                    self._open.remove(batch)
-                    self._learn(batch)
-                return
+            if batch.ended_at + self.early_s < enqueued_at:
+                return batch
+            if last is None and batch.ended_at < enqueued_at:
+                last = batch
+        return last
 
     def expected(self, now: float, running: int = 0) -> Expected | None:
         """Return who should come back, if anyone.
@@ -341,7 +356,7 @@ class Returns:
 
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
-        early_s = max(0.0, EARLY_SHARE * self.enqueued_s - DEVIATIONS * self.deviation_s)
+        early_s = self.early_s
         # The jobs of the batch itself came before it began.
         within_s = min((self.late_s or self._delay_s) - early_s, batch.took_s)
         times = (at - within_s, at, at + early_s, at + early_s + within_s)

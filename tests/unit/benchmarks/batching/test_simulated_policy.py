@@ -50,9 +50,12 @@ def test_a_full_queue_runs_in_full_batches_under_both() -> None:
 
 
 #: What the policy reaches of full knowledge, where it cannot know what full knowledge knows: the
-#: times of thought of each client, and arrivals at random.
+#: times of thought of each client, and arrivals at random. Callers that come back while the next
+#: batch runs look like those.
 HARD = {
-    "20 ms, 10 clients, 3 ms of thought": 0.88,
+    "20 ms, 10 clients, 3 ms of thought": 0.92,
+    "7 ms, 10 clients, a trip of 5 ms": 0.90,
+    "7 ms, 12 clients, a trip of 5 ms": 0.82,
     "20 + 1 n ms, 4 clients and arrivals of 5 %": 0.82,
     "20 + 1 n ms, 10 clients and arrivals of 5 %": 0.88,
 }

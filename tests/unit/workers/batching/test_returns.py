@@ -139,6 +139,20 @@ def test_callers_that_come_back_during_the_next_batch_do_not_hide_its_own() -> N
     assert returns.share > 0.95
 
 
+def test_a_caller_that_is_too_early_for_the_last_batch_is_one_of_the_batch_before() -> None:
+    returns = Returns()
+    for number in range(40):
+        returning(returns, number * 0.1, 4)
+    returns.batch_ended(4, 4.0, 2 * DELAY_S, 0.007)
+    returns.batch_ended(4, 4.0045, 2 * DELAY_S, 0.0045)
+    for _ in range(4):
+        returns.arrived(4.005, 4.005)
+    assert returns.last_s == pytest.approx(0.005)
+    expected = returns.expected(4.006)
+    assert expected is not None
+    assert expected.callers == 4
+
+
 def test_a_small_batch_counts_less_than_a_large_one() -> None:
     returns = Returns()
     for number in range(40):

@@ -90,8 +90,8 @@ SLOW: Final = (
     "integration/webhooks/test_shares.py",
     "integration/workers/test_on_demand.py",
     "integration/workers/test_profile.py",
-    "integration/workers/test_time.py",
-    "integration/workers/test_wrong_clock.py",
+    "integration/workers/leases/test_time.py",
+    "integration/workers/leases/test_wrong_clock.py",
     "unit/deploy/test_policies.py",
     "unit/handlers/optimize/test_backends.py",
     # In a process that ran OpenVINO, a later signal was a segmentation fault.

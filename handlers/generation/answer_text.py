@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from handlers.generation.sampling import Likelihood
 from headrace.generator import Generated
+
+if TYPE_CHECKING:
+    # At run time it would bring torch, which an answer does not need.
+    from handlers.generation.sampling import Likelihood
 
 #: How many tokens before the new ones are decoded with them, as some join across tokens. They are
 #: at least _CONTEXT, and up to _CONTEXT_MAX, because shortening them costs one more decoding

@@ -13,18 +13,12 @@ from playwright.sync_api import Browser, Locator, expect
 
 from api.routes.service.documentation import POLICY, SWAGGER_UI_VERSION
 from tests.harness.fakes.worker import Answer, FakeWorker, claim, settle
-from tests.harness.http.browser import browser, browser_page
+from tests.harness.http.browser import browser_page
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.up import ROOT
 
 STATIC = ROOT / "api" / "static"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.harness.http.browser import browser, browser_page
+from tests.harness.http.browser import browser_page
 from tests.harness.http.page_server import page_server
 from tests.harness.servers.up import ROOT, RunningUp, running_up, write_models
 from tests.harness.wait import wait_until
@@ -34,12 +34,6 @@ def up(tmp_path_factory: pytest.TempPathFactory, page_url: str) -> Iterator[Runn
         HEADRACE_CORS_ORIGINS=page_url,
     ) as running:  # fmt: skip
         wait_until(lambda: running.request("GET", "/ready?models=all")[0] == 200, "loaded", 90)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
         yield running
 
 

@@ -60,6 +60,13 @@ def browser() -> Iterator[Browser]:
             running.close()
 
 
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A browser for each module of pages; a conftest.py of their folder imports it."""
+    with browser() as running:
+        yield running
+
+
 @contextmanager
 def browser_page(running: Browser, *, scripts: bool = True) -> Iterator[Watched]:
     """An empty page that shares nothing with other pages of the browser, such as its cache."""

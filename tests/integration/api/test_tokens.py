@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.redis import keys
-from tests.harness.clients.commands import Commands
+from tests.harness.clients.commands import CommandsWithin
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 
@@ -54,12 +54,12 @@ def test_the_command_shows_tokens_where_a_model_counts_them(
     api: ApiServer, redis_db: RedisServer, tmp_path: Path
 ) -> None:
     api.http.post("/api/v1/models/t/jobs", json=PROMPT)
-    head, counted, plain = Commands(api.url, tmp_path).lines("queues")
+    head, counted, plain = CommandsWithin(api.url, tmp_path).lines("queues")
     assert head.split()[-2:] == ["FREE", "TOKENS"]
     assert (counted.split()[0], counted.split()[-1]) == ("headrace.t", "200")
     assert plain.split()[-1] == "10,000"
     with api_server(redis_db.url, catalog(echo={})) as other:
-        assert "TOKENS" not in Commands(other.url, tmp_path).lines("queues")[0]
+        assert "TOKENS" not in CommandsWithin(other.url, tmp_path).lines("queues")[0]
 
 
 def test_a_bulk_request_gives_its_jobs_a_deadline(api: ApiServer, redis_db: RedisServer) -> None:

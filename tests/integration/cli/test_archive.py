@@ -105,7 +105,7 @@ def test_a_hostile_archive_is_explained_and_runs_nothing(tmp_path: Path) -> None
     as_json = headrace_here("archive", "--check", "--json", "evil.zip", cwd=tmp_path)
     assert as_json.returncode == 2
     assert json.loads(as_json.stdout)["problems"] == ["'../up.py' leads out of the folder"]
-    tried = headrace("try", "evil.zip", "--text", "x", cwd=tmp_path)
+    tried = headrace_here("try", "evil.zip", "--text", "x", cwd=tmp_path)
     assert tried.returncode == 2
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert {name for name in left if not name.endswith(".json")} == {"evil.zip"}
@@ -127,6 +127,6 @@ def test_what_is_no_archive_and_no_folder(tmp_path: Path) -> None:
 def test_a_problem_of_an_archive_names_it_once(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("readme.txt", "")
-    checked = headrace("archive", "--check", "other.zip", cwd=tmp_path)
+    checked = headrace_here("archive", "--check", "other.zip", cwd=tmp_path)
     assert checked.returncode == 2
     assert "headrace: other.zip: it has no model.yaml" in checked.stderr

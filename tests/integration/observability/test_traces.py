@@ -14,12 +14,12 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from headrace.client import Client
 from tests.harness.clients.celery_client import GET_TIMEOUT_S, stock_client
+from tests.harness.clients.commands import headrace_here
 from tests.harness.monitoring.otlp import Collector, Span, collector
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.servers.up import (
     RunningUp,
     clean_environment,
-    headrace,
     running_up,
     write_models,
 )
@@ -248,7 +248,7 @@ def test_a_job_has_the_id_of_its_trace(site: Site) -> None:
     url = f"http://127.0.0.1:{site.up.port}"
     with Client(url) as client:
         assert client.status(sent.id).trace_id == TRACE_ID
-    shown = headrace("jobs", sent.id, "--url", url, cwd=site.up.folder).stdout
+    shown = headrace_here("jobs", sent.id, "--url", url, cwd=site.up.folder).stdout
     assert TRACE_ID in shown
 
 
@@ -258,10 +258,12 @@ def test_without_an_endpoint_too_a_job_has_the_id_of_its_trace(dark: Site) -> No
     assert dark.up.job(traced)["trace_id"] == TRACE_ID
     assert dark.up.job(plain)["trace_id"] is None
     url = f"http://127.0.0.1:{dark.up.port}"
-    lines = headrace("jobs", traced, plain, "--url", url, cwd=dark.up.folder).stdout.splitlines()
+    lines = headrace_here(
+        "jobs", traced, plain, "--url", url, cwd=dark.up.folder
+    ).stdout.splitlines()
     assert "TRACE" in lines[0]
     assert [TRACE_ID in line for line in lines[1:]] == [True, False]
-    alone = headrace("jobs", plain, "--url", url, cwd=dark.up.folder).stdout
+    alone = headrace_here("jobs", plain, "--url", url, cwd=dark.up.folder).stdout
     assert "TRACE" not in alone
 
 

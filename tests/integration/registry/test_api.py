@@ -16,7 +16,7 @@ from headrace.redis.script_client import ScriptClient
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import register
 from headrace.registry.store import RegistryStore
-from tests.harness.clients.commands import Commands
+from tests.harness.clients.commands import CommandsWithin
 from tests.harness.fakes.worker import publish_state
 from tests.harness.http.events import reading
 from tests.harness.servers.api_server import ApiServer, registry_server
@@ -232,7 +232,7 @@ def test_differences_from_the_models_file_are_listed_without_secrets(
     assert api.http.delete("/api/v1/models/spare").is_success
     first, *_ = api.http.get("/api/v1/registry/differences").json()["differences"]
     assert tuple(first.values()) == ("spare", "1.0", "version", "1.0", None)
-    lines = Commands(api.url, file.parent).lines("models", "diff")
+    lines = CommandsWithin(api.url, file.parent).lines("models", "diff")
     assert any(line.split() == ["spare", "1.0", "in", "the", "file", "removed"] for line in lines)
 
 

@@ -1,16 +1,5 @@
-"""A browser for each module of the console's pages."""
+"""A browser for the console's pages."""
 
-from __future__ import annotations
+from tests.harness.http.browser import chromium
 
-from collections.abc import Iterator
-
-import pytest
-from playwright.sync_api import Browser
-
-from tests.harness.http.browser import browser
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
+__all__ = ["chromium"]

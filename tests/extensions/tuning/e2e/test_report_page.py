@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from extensions.tuning.optimize import page as variants_page
 from extensions.tuning.optimize.report import BatchTime, Comparison, Variant
 from headrace.config.model.optimize import Optimize
 from tests.extensions.tuning.harness.measurements import load, measurement
-from tests.harness.http.browser import browser, browser_page
+from tests.harness.http.browser import browser_page
 
 #: Pairs of texts of one chart that overlap, and texts that are outside of their chart.
 COVERED = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
@@ -32,12 +31,6 @@ COVERED = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
   return found;
 })"""
 WIDE = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

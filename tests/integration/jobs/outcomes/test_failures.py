@@ -25,12 +25,12 @@ from headrace.redis.script_client import call_script
 from headrace.redis.scripts import jobs as scripts
 from tests.harness.clients.access import bearer, make_key
 from tests.harness.clients.celery_client import send, stock_client
+from tests.harness.clients.commands import headrace_here
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
 from tests.harness.http.bulk import BULK, ndjson
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server
-from tests.harness.servers.up import headrace
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import celery_worker, write_models
 
@@ -337,14 +337,14 @@ def test_the_command_lists_and_retries(api: ApiServer, folder: Path, tmp_path: P
     ids = submit(api, {}, {}, metadata={"batch": "day"})
     ended(api, *ids)
     (group,) = groups(api, model="orders")
-    shown = headrace("jobs", "--group", "error", "--url", api.url, cwd=tmp_path).stdout
+    shown = headrace_here("jobs", "--group", "error", "--url", api.url, cwd=tmp_path).stdout
     assert KEY_ERROR_AT in shown
     assert group["group"] in shown
     searched = ("--metadata", "batch=day", "--error", "customer_id", "--group", group["group"])
-    listed = headrace("jobs", *searched, "--url", api.url, cwd=tmp_path).stdout
+    listed = headrace_here("jobs", *searched, "--url", api.url, cwd=tmp_path).stdout
     assert all(job_id in listed for job_id in ids)
     (folder / "mended").touch()
-    done = headrace("retry", group["group"], "--url", api.url, cwd=tmp_path)
+    done = headrace_here("retry", group["group"], "--url", api.url, cwd=tmp_path)
     assert "2 retried" in done.stdout
     assert {job["status"] for job in ended(api, *ids)} == {"succeeded"}
 
@@ -426,7 +426,7 @@ def test_the_commands_print_an_input_and_retry_one_job(api: ApiServer, tmp_path:
     ended(api, failed, done)
 
     def run(*arguments: str) -> tuple[int, str]:
-        made = headrace(*arguments, "--url", api.url, cwd=tmp_path)
+        made = headrace_here(*arguments, "--url", api.url, cwd=tmp_path)
         return made.returncode, made.stdout + made.stderr
 
     assert run("input", failed) == (0, '{"order":7}\n')

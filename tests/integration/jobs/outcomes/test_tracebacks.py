@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from headrace import Client, errors
+from tests.harness.clients.commands import headrace_here
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
-from tests.harness.servers.up import headrace
 from tests.harness.wait import wait_until
 
 HANDLER = """
@@ -85,7 +85,7 @@ def test_the_sdk_and_the_commands_show_it(site: Site, tmp_path: Path) -> None:
         assert RAISED_AT in caught.value.traceback
         assert RAISED_AT in client.status(handle.id).traceback
     for command in (["jobs", handle.id], ["watch", handle.id]):
-        shown = headrace(*command, "--url", url, cwd=tmp_path).stdout
+        shown = headrace_here(*command, "--url", url, cwd=tmp_path).stdout
         assert RAISED_AT in shown, (command, shown)
 
 

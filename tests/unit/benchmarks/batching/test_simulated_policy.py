@@ -65,7 +65,17 @@ TESTED = [name for name in LOOPS if not re.search(r"(16|32|64) clients|^10 n ms,
 SECONDS = 5
 
 
-@pytest.mark.parametrize("name", TESTED)
+#: Between others that are tested: of a few clients more or less.
+BETWEEN = re.compile(r"^(20|7) ms, (2|8|12) clients$")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if BETWEEN.match(name) else [])
+        for name in TESTED
+    ],
+)
 def test_a_closed_loop_runs_almost_as_fast_as_with_full_knowledge(name: str) -> None:
     case = LOOPS[name]
     assert loop(case, Batcher, SECONDS).rate >= HARD.get(name, 0.95) * best_rate(case, SECONDS)

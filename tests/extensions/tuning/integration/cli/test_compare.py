@@ -8,18 +8,18 @@ import msgspec
 import pytest
 
 from tests.extensions.tuning.harness.measurements import load, measurement
-from tests.harness.clients.commands import Commands
+from tests.harness.clients.commands import CommandsWithin
 
 
 @pytest.fixture
-def commands(tmp_path: Path) -> Commands:
+def commands(tmp_path: Path) -> CommandsWithin:
     for name, mean in (("before", 20.0), ("after", 10.0)):
         found = measurement(name, [load(mean)], peak=None)
         (tmp_path / f"{name}.json").write_bytes(msgspec.json.encode(found))
-    return Commands("", tmp_path)
+    return CommandsWithin("", tmp_path)
 
 
-def test_the_figures_of_two_files_are_compared(commands: Commands) -> None:
+def test_the_figures_of_two_files_are_compared(commands: CommandsWithin) -> None:
     shown = commands.lines("bench", "compare", "before.json", "after.json", "--html", "page.html")
     assert shown[0].split() == ["load", "figure", "before", "after", "verdict"]
     assert any("p99 ms" in line and "50 % lower: better" in line for line in shown)
@@ -32,7 +32,7 @@ def test_the_figures_of_two_files_are_compared(commands: Commands) -> None:
     assert any(line.startswith("| server 100/s | p99 ms") for line in table)
 
 
-def test_a_file_that_is_no_measurement_is_named(commands: Commands) -> None:
+def test_a_file_that_is_no_measurement_is_named(commands: CommandsWithin) -> None:
     newer = {"format": 99}
     for name, text in (("text.json", b"no"), ("newer.json", msgspec.json.encode(newer))):
         (commands.folder / name).write_bytes(text)

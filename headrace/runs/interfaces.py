@@ -104,6 +104,17 @@ class Source(Protocol):
                 input is an entry whose `input` is the error.
         """
 
+    def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
+        """Check the entries of a run that has ended, if `describe` does not tell them from others.
+
+        Args:
+            end: the cursor of the last entry; None if there was none.
+            whole: the run had all entries of the source, and not a part by a limit.
+
+        Raises:
+            Conflict: the source has other entries now.
+        """
+
 
 class CheckpointStore(Protocol):
     """Stores a run's checkpoint (checkpoint.py), and locks its output against other runs."""

@@ -114,6 +114,7 @@ class Source(Protocol):
         Raises:
             Conflict: the source has other entries now.
         """
+        return
 
 
 class CheckpointStore(Protocol):

@@ -105,10 +105,10 @@ class Source(Protocol):
         """
 
     def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
-        """Check the entries of a run that has ended, if `describe` does not tell them from others.
+        """Check the entries of an ended run, where equal descriptions may have other entries.
 
         Args:
-            end: the cursor of the last entry; None if there was none.
+            end: the cursor of the last entry; None if the run had no entries.
             whole: the run had all entries of the source, and not a part by a limit.
 
         Raises:

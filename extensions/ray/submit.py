@@ -14,7 +14,7 @@ from typing_extensions import override
 from extensions.ray.predict import in_actors, in_words
 from extensions.ray.tables import Columns, Ended, Given, inputs, with_ends
 from headrace.client import Client
-from headrace.client.inputs import Options, checked_options, plain_values
+from headrace.client.inputs import Options, checked_options, plain_parameters
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import check_id, new_id
 from headrace.runs.engine import Engine
@@ -87,7 +87,7 @@ def submit(
         "client": {"url": url, "api_key": api_key, "retry_s": retry_s},
         "spec": {
             "model": model, "version": version,
-            "parameters": plain_values(parameters or {}, "a parameter"),
+            "parameters": plain_parameters(parameters or {}),
             "options": job_options,
         },
     }  # fmt: skip

@@ -42,12 +42,17 @@ class LocalCheckpoints(CheckpointStore):
                 # Another process may have removed the file between open and lock.
                 if same_file(self._lock_path, lock):
                     self._lock = lock
-            except OSError:
+            except BlockingIOError:
                 owner = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
                 raise Conflict(
                     f"another run writes {self._output}"
                     + (f": process {owner}" if owner.isdigit() else ""),
                     hint="Wait until it has ended, or use another output.",
+                ) from None
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._lock_path}: cannot be locked: {error.strerror}",
+                    hint="Write to a disk with locks, such as a local one, and copy the output.",
                 ) from None
             finally:
                 if self._lock is None:

@@ -12,15 +12,17 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
+import msgspec
 from typing_extensions import override
 
 from extensions.runs.registry import need_pyarrow, sink_for, source_for
 from extensions.runs.rows import python_rows, table_with
 from extensions.runs.sources.options import LimitedSource, SourceOptions
 from extensions.runs.sources.values import FrameSource, ValuesSource
-from headrace.client.inputs import Options, checked_options, plain_values
-from headrace.client.offline import OfflineRow, OfflineRun, Progress, RunProgress
+from headrace.client.inputs import Options, checked_options, plain_parameters
+from headrace.client.offline import OfflineOptions, OfflineRow, OfflineRun, Progress, RunProgress
 from headrace.client.sync_client import Client
+from headrace.config.inputs.parameters import Parameter, check_parameters
 from headrace.config.suggestions import unknown_version
 from headrace.errors import ConfigError
 from headrace.runs.engine import Engine
@@ -92,28 +94,29 @@ def work_of(
         raise ConfigError(f"limit={limit} runs no input", hint="Give 1 or more, or leave it out.")
     if in_flight < 1:
         raise ConfigError(f"in_flight={in_flight} sends no input", hint="Give 1 or more.")
+    _check_types(input, key, sink)
     job_options: dict[str, Any] = {"priority": BATCH_PRIORITY, **options}
-    job_options.update(checked_options(options))
+    job_options.update(checked_options(options, OfflineOptions.__annotations__))
     output = "" if sink is None else fspath(sink)
     patterns = (glob,) if isinstance(glob, str) else tuple(glob)
-    given = SourceOptions(
+    read = SourceOptions(
         input=input, key=key, glob=patterns, content_type=content_type, delimiter=delimiter,
         output=output, by_ref=by_ref,
     )  # fmt: skip
     spec = RunSpec(
         model=model, version=version, options=cast("Options", job_options),
         content_type=content_type, run_id=run_id, in_flight=in_flight, only_failed=only_failed,
-        by_ref=by_ref, parameters=plain_values(parameters or {}, "a parameter"),
+        by_ref=by_ref, parameters=plain_parameters(parameters or {}),
     )  # fmt: skip
     _check_progress(progress)
     table = _table(source)
     inputs: Source
     if table is not None:
-        inputs = FrameSource(table, given, resumes=sink is not None)
+        inputs = FrameSource(table, read, resumes=sink is not None)
     elif isinstance(source, (str, PathLike)):
-        inputs = source_for(fspath(source), given)
+        inputs = source_for(fspath(source), read)
     else:
-        inputs = ValuesSource(_checked(source), given)
+        inputs = ValuesSource(_checked(source), read)
 
     def engine(to: Sink) -> Engine:
         return engine_of(client, spec, inputs, limit, to)
@@ -123,6 +126,19 @@ def work_of(
     if table is not None:
         return IntoTable(engine, progress, source, table)
     return Rows(engine, progress)
+
+
+def _check_types(input: object, key: object, sink: object) -> None:
+    for name, given in {"input": input, "key": key}.items():
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(
+                f"{name}: expected text, got {type(given).__name__}",
+                hint="Name a column, or for input several with commas: input='a,b'.",
+            )
+    if sink is not None and not isinstance(sink, (str, PathLike)):
+        raise ConfigError(
+            f"a value of type {type(sink).__name__} is no sink", hint="Give a path or a URL."
+        )
 
 
 def engine_for(
@@ -143,12 +159,16 @@ def engine_of(
     """Return the engine of a run; it is not open yet.
 
     Raises:
-        HeadraceError: the model or the version does not exist.
+        HeadraceError: the model or the version does not exist, or it refuses the parameters.
     """
-    # A misspelt model name must not leave an output file behind.
-    versions = client.model(spec.model).versions
-    if spec.version is not None and versions and spec.version not in versions:
-        raise unknown_version(spec.model, str(spec.version), versions)
+    # A misspelt name must not leave an output file behind.
+    model = client.model(spec.model)
+    if spec.version is not None and model.versions and spec.version not in model.versions:
+        raise unknown_version(spec.model, str(spec.version), model.versions)
+    # Other versions may declare others; the server checks those.
+    if spec.version in (None, model.version) and model.traffic is None:
+        declared = msgspec.convert(model.parameters or {}, dict[str, Parameter])
+        check_parameters(declared, spec.parameters, spec.model)
     return Engine(client, spec, inputs if limit is None else LimitedSource(inputs, limit), sink)
 
 

@@ -110,9 +110,11 @@ class _Taken:
             await asyncio.wait([self._next], timeout=left_s)
             if not self._next.done():
                 break
-            try:
-                page.append(self._next.result())
-            except StopAsyncIteration:
-                break  # the next page asks again, and is empty
+            error = self._next.exception()
+            if page and error is not None:
+                break  # the next page finds it, behind these values
+            if isinstance(error, StopAsyncIteration):
+                break
+            page.append(self._next.result())
             self._next = None
         return page

@@ -16,8 +16,9 @@ Pillow and numpy are recognised if the caller has imported them; this module nev
 from __future__ import annotations
 
 import io
+import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 from urllib.parse import quote
@@ -294,53 +295,77 @@ class Options(TypedDict, total=False):
     webhook_events: Sequence[str] | None
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Check the names of a job's options.
+def check_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> None:
+    """Check the names of a job's options, and that each number is one that JSON has.
+
+    Args:
+        valid: the names that the caller takes, for the message; default those of the options.
 
     Raises:
-        InvalidRequest: there is no option of a name.
+        InvalidRequest: there is no option of a name, or a value is NaN or infinity.
     """
     set_names = {name for name, option in options.items() if option is not None}
     unknown = set_names - Options.__annotations__.keys()
     if unknown:
+        valid = valid or Options.__annotations__
         names = ", ".join(sorted(unknown))
-        near = did_you_mean(min(unknown), Options.__annotations__)
+        near = did_you_mean(min(unknown), valid)
         raise InvalidRequest(
-            f"unknown option: {names}{near}",
-            hint=f"Valid options: {', '.join(Options.__annotations__)}.",
+            f"unknown option: {names}{near}", hint=f"Valid options: {', '.join(valid)}."
         )
+    for name, option in options.items():
+        # Its null in JSON would be the server's default.
+        if isinstance(option, float) and not math.isfinite(option):
+            raise InvalidRequest(f"option {name}: {option} is not a number")
 
 
-def checked_options(options: Mapping[str, Any]) -> Options:
+def checked_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> Options:
     """Return a job's options as JSON has them, checked as the server does, once before many jobs.
+
+    Args:
+        valid: as for `check_options`.
 
     Raises:
         InvalidRequest: there is no option of a name, or a value is not valid.
     """
-    check_options(options)
-    checked = plain_values(options, "an option")
+    check_options(options, valid)
+    given = {name: option for name, option in options.items() if option is not None}
+    checked = _as_json(given, "an option")
     for name, value in checked.items():
-        # JSON has no NaN.
-        given = options[name] if isinstance(options[name], float) else value
         try:
-            msgspec.convert({name: given}, JobOptions)
+            msgspec.convert({name: value}, JobOptions)
         except msgspec.ValidationError as error:
             raise InvalidRequest(
-                f"option {name}: {value_problem(given, error, JobOptions)}"
+                f"option {name}: {value_problem(value, error, JobOptions)}"
             ) from None
     check_metadata(checked.get("metadata"))
     return cast("Options", checked)
 
 
-def plain_values(values: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the values that are not None, as JSON has them.
+def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters as JSON has them; the server decides what null means.
 
     Raises:
-        InvalidRequest: one cannot be sent; `what` names it.
+        InvalidRequest: they are no mapping, or one cannot be sent, or is NaN or infinity.
     """
-    given = {name: value for name, value in values.items() if value is not None}
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequest(
+            f"parameters: expected a mapping, got {type(parameters).__name__}",
+            hint="Give each value by its name.",
+        )
+    sent = _as_json(parameters, "a parameter")
+    for name, value in sent.items():
+        if value is None and parameters.get(name) is not None:
+            given = parameters[name]
+            raise InvalidRequest(
+                f"parameter {name}: {given} is not a number", hint="Send a number, or leave it out."
+            )
+    return sent
+
+
+def _as_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(given, enc_hook=plain))
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(values, enc_hook=plain))
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(f"{what} cannot be sent: {error}") from None
     return found
@@ -364,7 +389,7 @@ def job_line(
     set_options = {name: option for name, option in options.items() if option is not None}
     line = JobRequest(
         model=model, id=job_id, version=version,
-        parameters=cast("dict[str, Any] | None", parameters or None),
+        parameters=plain_parameters(parameters) if parameters else None,
         # The server checks the options.
         options=cast("JobOptions", set_options) if set_options else DEFAULT_OPTIONS,
     )  # fmt: skip
@@ -375,8 +400,7 @@ def job_line(
     try:
         return msgspec.json.encode(line, enc_hook=plain)
     except (TypeError, ValueError, RecursionError) as error:
-        what = "a parameter or an option" if parameters else "an option"
-        raise InvalidRequest(f"{what} cannot be sent: {error}") from None
+        raise InvalidRequest(f"an option cannot be sent: {error}") from None
 
 
 def job_request(method: str, job: str | Job, *, wait_s: float = 0, below: str = "") -> HttpRequest:

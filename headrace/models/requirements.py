@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, last_line
 from headrace.models.store import DOOMED, lock_path, locked, remove_unused
 
 #: How long an environment that no process uses is kept, in seconds.
@@ -143,8 +143,11 @@ def _install(file: Path, folder: Path) -> None:
     )  # fmt: skip
     if ended.returncode:
         output = (ended.stderr or ended.stdout).strip()[-_SHOWN_CHARS:]
+        program = "uv" if uv else "pip"
+        why = last_line(output) or f"its status is {ended.returncode}"
+        # Clients see the last line.
         raise ConfigError(
-            f"{file}: {'uv' if uv else 'pip'} cannot install it:\n{output}\n"
-            f"its status is {ended.returncode}",
+            f"{file}: {program} cannot install it:\n{output}\n"
+            f"{program} cannot install {file.name}: {why}",
             hint="correct the file, or the installer's settings (PIP_INDEX_URL, UV_INDEX_URL)",
         )

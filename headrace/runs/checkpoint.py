@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headrace.errors import Conflict
+from headrace.errors import Conflict, InvalidId
 from headrace.jobs.ids import check_id
 from headrace.runs.interfaces import Cursor, Mark, Sink, Source
 from headrace.runs.range_set import RangeSet
@@ -16,8 +16,8 @@ from headrace.runs.spec import RunSpec
 
 VERSION: Final = 1
 _ID_BYTES: Final = 10
-#: Characters that a job's id has behind the run's: `.<n>.<attempt>`.
-_SUFFIX_CHARS: Final = 24
+#: A job's id has up to 24 more characters: `.<n>.<attempt>`.
+_RUN_ID_MAX_CHARS: Final = 104
 
 
 class Checkpoint(msgspec.Struct, kw_only=True):
@@ -107,6 +107,20 @@ def run_id(
     return f"run-{hashlib.blake2b(identity, digest_size=_ID_BYTES).hexdigest()}"
 
 
+def check_run_id(run: str) -> None:
+    """Check that ids of jobs can begin with the id of a run.
+
+    Raises:
+        InvalidId: it has other characters, or is too long.
+    """
+    check_id(run)
+    if len(run) > _RUN_ID_MAX_CHARS:
+        raise InvalidId(
+            f"invalid run id {run!r}: it has {len(run)} characters",
+            hint=f"The id of a run has at most {_RUN_ID_MAX_CHARS}.",
+        )
+
+
 def begin(spec: RunSpec, source: Source, sink: Sink) -> Checkpoint:
     """Lock the output and return the state of the run; the sink is then ready for rows.
 
@@ -120,7 +134,10 @@ def begin(spec: RunSpec, source: Source, sink: Sink) -> Checkpoint:
     if data is not None:
         found = decode(data, output)
         _compare(found, spec, described, output)
-        return _resume(found, spec, sink)
+        state = _resume(found, spec, sink)
+        if state.ended:
+            source.check_ended(state.cursor)
+        return state
     if spec.only_failed:
         raise Conflict(
             f"{output}: no run exists whose failed inputs could run again",
@@ -128,7 +145,7 @@ def begin(spec: RunSpec, source: Source, sink: Sink) -> Checkpoint:
         )
     options, now = spec.identity(), time.time()
     run = spec.run_id or run_id(spec.model, described, output, options, now)
-    check_id(run + "." * _SUFFIX_CHARS)
+    check_run_id(run)
     new = Checkpoint(
         run=run, name=spec.name, model=spec.model, source=described, output=output,
         options=options, started_at=now,

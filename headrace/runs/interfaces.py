@@ -104,6 +104,18 @@ class Source(Protocol):
                 input is an entry whose `input` is the error.
         """
 
+    def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
+        """Check the entries of an ended run, where equal descriptions may have other entries.
+
+        Args:
+            end: the cursor of the last entry; None if the run had no entries.
+            whole: the run had all entries of the source, and not a part by a limit.
+
+        Raises:
+            Conflict: the source has other entries now.
+        """
+        return
+
 
 class CheckpointStore(Protocol):
     """Stores a run's checkpoint (checkpoint.py), and locks its output against other runs."""

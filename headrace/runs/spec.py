@@ -43,11 +43,13 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, besides model, source and output."""
+        # A parameter that is null is as if it were not given.
+        parameters = {name: one for name, one in self.parameters.items() if one is not None}
         values = {
             "version": self.version, "content_type": self.content_type,
             # A repeated submit must have the same content as the first.
             "by_ref": self.by_ref or None,
-            "parameters": self.parameters or None,
+            "parameters": parameters or None,
             **self.options,
         }  # fmt: skip
         return {name: value for name, value in values.items() if value is not None}

@@ -33,6 +33,10 @@ class LimitedSource(Source):
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
         return islice(self._source.entries(after, n), max(0, self._limit - n))
 
+    @override
+    def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
+        self._source.check_ended(end, whole=False)
+
 
 #: Options that do not change which entries a source has. With another delimiter the first row lacks
 #: the columns, so a run that began before the option existed still resumes.

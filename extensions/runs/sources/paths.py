@@ -316,6 +316,14 @@ class PathsSource(Source):
                 hint="Give the same list, or use another output.",
             )
 
+    @override
+    def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
+        if next(self.entries(end, 0), None) is not None and whole:
+            raise Conflict(
+                "standard input has more lines than the list that this run began with",
+                hint="Give the same list, or use another output.",
+            )
+
 
 def _checked(name: bytes, key: str) -> Path | InvalidRequest:
     """Return the path; an error for a pipe or a device, which might never end."""

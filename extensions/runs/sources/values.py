@@ -67,6 +67,14 @@ class ValuesSource(Source):
                 hint="Give the same inputs in the same order, or use another sink.",
             )
 
+    @override
+    def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
+        if next(self.entries(end, 0), None) is not None and whole:
+            raise Conflict(
+                "there are more inputs than this run began with",
+                hint="Give the same inputs in the same order, or use another sink.",
+            )
+
     def _entry(self, given: Any, place: int) -> tuple[str, Any, Carried]:
         key = str(given) if isinstance(given, Path) else str(place)
         try:

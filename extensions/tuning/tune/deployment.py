@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -46,6 +47,8 @@ _POLL_S: Final = 0.1
 _UNSERVED_S: Final = 60.0
 #: The prefix of the folder of one server.
 _STATE: Final = "state-"
+#: The prefix of the models file of the trials.
+_OWN_FILE: Final = ".headrace-tune-"
 
 
 class Deployment(Protocol):
@@ -102,7 +105,8 @@ class PrivateDeployment(Deployment):
         self._written = written
         self._serves: tuple[Any, ...] = ()
         # Paths in the options refer to the folder of the file, so ours must be there too.
-        self._file = models_file.absolute().with_name(f".headrace-tune-{model}.yaml")
+        self._models_folder = models_file.absolute().parent
+        self._file: _OwnFile | None = None
         self._folder = folder / "server"
         self._builds = builds
         self._timeout_s = load_timeout_s
@@ -132,21 +136,23 @@ class PrivateDeployment(Deployment):
             # A tuning that was killed has left its own; the journal allows one process here.
             for left in self._folder.glob(f"{_STATE}*"):
                 shutil.rmtree(left, ignore_errors=True)
-            self._file.write_text(yaml.safe_dump({"models": {self._model: options}}))
+            if self._file is None:
+                self._file = _OwnFile(self._models_folder)
+            self._file.write(yaml.safe_dump({"models": {self._model: options}}))
             self._state = Path(tempfile.mkdtemp(prefix=_STATE, dir=self._folder))
             # A variant is built once, also for the user's own server.
             self._builds.mkdir(parents=True, exist_ok=True)
             (self._state / OPTIMIZED).symlink_to(self._builds.absolute())
         except OSError as error:
             raise ConfigError(
-                f"{error.filename}: cannot be written: {error.strerror}",
+                f"{error.filename or self._models_folder}: cannot be written: {error.strerror}",
                 hint="the trials need a file next to the models file, and the folder of --output",
             ) from None
         port = free_port(_HOST)
         self.url = http_url(_HOST, port)
         command = [
             sys.executable, "-m", "headrace", "up", "--state-dir", str(self._state),
-            "--port", str(port), "--models", str(self._file), "--workers", "1",
+            "--port", str(port), "--models", str(self._file.path), "--workers", "1",
             "--no-flower", "--no-background", "--no-runner",
         ]  # fmt: skip
         with self._log.open("wb") as log:
@@ -169,9 +175,12 @@ class PrivateDeployment(Deployment):
 
     @override
     def close(self) -> None:
-        self._stop()
-        with suppress(OSError):
-            self._file.unlink(missing_ok=True)
+        try:
+            self._stop()
+        finally:  # also if the user does not wait for the end of the server
+            if self._file is not None:
+                self._file.remove()
+                self._file = None
 
     @property
     def _log(self) -> Path:
@@ -235,6 +244,40 @@ class PrivateDeployment(Deployment):
             return last_line(self._log.read_bytes()[-4000:].decode(errors="replace"))
         except OSError:
             return f"see {self._log}"
+
+
+class _OwnFile:
+    """A models file of this process, next to that of the user.
+
+    It is locked, and the lock ends with the process. So the next tuning removes the file of one
+    that was killed.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        for left in folder.glob(f"{_OWN_FILE}*.yaml"):
+            with suppress(OSError), left.open("rb") as file:  # OSError: its process runs
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+        while True:
+            descriptor, name = tempfile.mkstemp(".yaml", _OWN_FILE, folder)
+            self.path = Path(name)
+            self._lock = os.fdopen(descriptor, "rb")
+            with suppress(OSError):  # a disk without locks, on which no process removes it
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if self.path.exists():  # another process may have removed it before the lock
+                return
+            self._lock.close()
+
+    def write(self, text: str) -> None:
+        self.path.write_text(text)
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        self._lock.close()
 
 
 class RunningServer(Deployment):

@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
@@ -63,12 +63,21 @@ def _decoded(value: Any) -> Any:
 _EXACT: Final = ("W", "D", "h", "m", "s", "ms", "us")
 #: Keys that Python's json writes as text. As values msgspec knows them.
 _KEYS: Final = {None: "null", True: "true", False: "false"}
+
+
+def _of_timedelta(span: Any) -> timedelta:
+    if getattr(span, "nanoseconds", 0):
+        raise TypeError(f"{_named(span)} with nanoseconds is not a JSON value; send a number")
+    return timedelta(span.days, span.seconds, span.microseconds)
+
+
 #: Subclasses, which msgspec does not know, and containers.
 _PARENTS: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
     (str, str.__str__),
     (int, int.__int__),
     (float, float.__float__),
     ((datetime, date), lambda time: time.isoformat()),
+    (timedelta, _of_timedelta),
     (Mapping, dict),
     ((deque, range), list),
 )
@@ -81,6 +90,8 @@ def plain(value: Any) -> Any:
         TypeError: it has no form in JSON.
     """
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if _is_missing(value):
+        return None
     if numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic)):
         return _of_numpy(numpy, value)
     if torch is not None and isinstance(value, torch.Tensor):
@@ -91,6 +102,12 @@ def plain(value: Any) -> Any:
         if isinstance(value, kind):
             return convert(value)
     return _of_another(value)
+
+
+def _is_missing(value: Any) -> bool:
+    """Return whether a value is pandas' NaT, which is a datetime, or its NA."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and (value is pandas.NaT or value is pandas.NA)
 
 
 def _of_another(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from headrace.client import Client
 from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry
+from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
 
 Outcome = dict[str, Any]
 PROBLEM = {"content-type": "application/problem+json"}
@@ -102,7 +102,7 @@ class StandIn(Client):
         return {"jobs": [{"id": i, "outcome": "removed", "status": "cancelled"} for i in ids]}
 
 
-class Counted:
+class Counted(Source):
     """A source of `count` inputs, made by a function of their number."""
 
     def __init__(self, count: int, value: Callable[[int], Any]) -> None:
@@ -110,12 +110,15 @@ class Counted:
         self._value = value
         self.began: list[int] = []
 
+    @override
     def describe(self) -> dict[str, Any]:
         return {"kind": "counted", "count": self._count}
 
+    @override
     def count(self) -> int | None:
         return self._count
 
+    @override
     def entries(self, after: Cursor | None, n: int) -> Iterator[Entry]:
         assert n == (0 if after is None else after + 1)
         self.began.append(n)

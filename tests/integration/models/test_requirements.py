@@ -88,6 +88,9 @@ def test_a_failure_has_the_installers_words_and_is_tried_again(
     with pytest.raises(ConfigError, match=f"{installer} cannot install it") as caught:
         installed(file, tmp_path / "environments")
     assert "no-such-package-1" in caught.value.message
+    last = caught.value.message.splitlines()[-1]
+    assert last.startswith(f"{installer} cannot install requirements.txt: ")
+    assert "status" not in last
     write_wheel(tmp_path / "wheels", "no_such_package_1", "")
     assert (installed(file, tmp_path / "environments") / "no_such_package_1.py").exists()
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.client import AsyncClient, Client, OfflineRow, RunProgress
-from headrace.errors import ConfigError, Conflict, InvalidRequest, ModelNotFound
+from headrace.errors import ConfigError, Conflict, InvalidId, InvalidRequest, ModelNotFound
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
 from tests.harness.servers.s3 import s3_server
@@ -131,6 +131,29 @@ def test_a_file_resumes_and_failed_inputs_run_again(client: Client, tmp_path: Pa
         client.offline("steps", given, part, input="x")
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([{"n": 1}, {"n": 7}], "the first 2 inputs are not those"),
+        ([{"n": 1}], "the first 2 inputs are not those"),
+        ([{"n": 1}, {"n": 2}, {"n": 3}], "there are more inputs than this run began with"),
+    ],
+)
+def test_an_ended_run_is_not_the_answer_for_other_values(
+    client: Client, tmp_path: Path, given: list[Any], words: str
+) -> None:
+    sink = tmp_path / "out.jsonl"
+    values = [{"n": 1}, {"n": 2}]
+    assert client.offline("steps", values, sink).succeeded == 2
+    assert client.offline("steps", iter(values), sink).before == 2
+    with pytest.raises(Conflict, match=words):
+        client.offline("steps", given, sink)
+    assert client.offline("steps", values, sink).before == 2  # the lock has ended
+    part = tmp_path / "part.jsonl"
+    assert client.offline("steps", values, part, limit=1).succeeded == 1
+    assert client.offline("steps", values, part, limit=1).before == 1
+
+
 FRAMES: dict[str, Any] = {
     "pandas": lambda data: pd.DataFrame(data, index=[f"r{n}" for n in range(len(data["x"]))]),
     "polars": pl.DataFrame,
@@ -171,6 +194,12 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "a source of type Series is no table": (pd.Series([1, 2]), {}),
     "input 0 has no column 'y'": ([{"x": 1}], {"input": "y"}),
     "unknown option: prioriti; did you mean priority": ([1], {"prioriti": 1}),
+    "unknown option: inputs; did you mean input": ([{"x": 1}], {"inputs": "x"}),
+    "input: expected text, got list": ([{"x": 1}], {"input": ["x"]}),
+    "key: expected text, got int": ([{"x": 1}], {"key": 0}),
+    "a value of type list is no sink": ([1], {"sink": []}),
+    "invalid job id 'my run'": ([1], {"run_id": "my run"}),
+    "invalid run id": ([1], {"run_id": "r" * 105}),
     "limit=0 runs no input": ([1], {"limit": 0}),
     "progress=None shows nothing": ([1], {"progress": None}),
     "in_flight=0 sends no input": ([1], {"in_flight": 0}),
@@ -180,6 +209,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
     "option result_ttl: 1h: expected `int | null`, got `str`": ([1], {"result_ttl": "1h"}),
     "metadata has 4106 bytes as JSON": ([1], {"metadata": {"a": "b" * 4098}}),
     "an option cannot be sent": ([1], {"metadata": {"a": object()}}),
+    "unknown parameter 'top_k'. Model steps takes no parameters.": (
+        [1],
+        {"parameters": {"top_k": None}},
+    ),
+    "parameter top_k: inf is not a number": ([1], {"parameters": {"top_k": math.inf}}),
     "has no version '8'": ([1], {"version": 8}),
     "model steps has no version '7'. Its version is 1.0.": ([1], {"version": "7"}),
 }
@@ -188,7 +222,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_mistake_ends_the_call_and_not_each_row(client: Client, words: str) -> None:
     source, options = REFUSED[words]
-    refused = (ConfigError, InvalidRequest, ModelNotFound)
+    refused = (ConfigError, InvalidId, InvalidRequest, ModelNotFound)
     with pytest.raises(refused) as caught:
         list(client.offline("steps", source, **options))
     assert words in caught.value.message_with_hint
@@ -299,6 +333,25 @@ def test_the_same_asynchronously(site: Site, tmp_path: Path) -> None:
     assert sorted(row.result["n"] for row in rows) == list(range(1300))
     assert succeeded == 40
     assert frame["result"].to_list() == [{"n": 1}]
+
+
+async def broken(count: int) -> AsyncIterator[Any]:
+    async for value in values(count):
+        yield value
+    raise LookupError("the table is gone")
+
+
+def test_values_before_an_error_of_their_source_have_their_rows(site: Site) -> None:
+    rows: list[OfflineRow] = []
+
+    async def run() -> None:
+        async with AsyncClient(site.api.url) as client:
+            async for row in client.offline("steps", broken(7)):
+                rows.append(row)  # noqa: PERF401 - the error comes after them
+
+    with pytest.raises(LookupError, match="the table is gone"):
+        asyncio.run(run())
+    assert sorted(row.n for row in rows) == list(range(7))
 
 
 async def stuck(count: int) -> AsyncIterator[Any]:

@@ -303,6 +303,9 @@ def test_files_of_a_folder_and_a_list_of_paths(site: Site, cli: Commands) -> Non
     assert found["deep/3.json"]["timings"]["total"] > 0
     paths = b"in/deep/1.json\nin/deep/none.json\n"
     assert cli.run("run", "steps", "-", "-o", "b.jsonl", stdin=paths).returncode == 1
+    assert cli.run("run", "steps", "-", "-o", "b.jsonl", stdin=paths).returncode == 1
+    longer = cli.complaint("run", "steps", "-", "-o", "b.jsonl", rc=2, stdin=paths + b"x\n")
+    assert "standard input has more lines" in longer
     by_path = [
         (row["key"], row["status"]) for _, row in sorted(rows(cli.folder / "b.jsonl").items())
     ]

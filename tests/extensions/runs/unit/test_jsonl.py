@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -256,6 +258,17 @@ def test_rows_that_failed_are_removed_to_be_run_again(tmp_path: Path) -> None:
     sink.sync()
     sink.close()
     assert [line["n"] for line in rows_in(path)] == [2, 1, 4, 0, 3]
+
+
+def test_a_disk_without_locks_is_not_taken_for_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with pytest.raises(ConfigError, match="cannot be locked: No locks available"):
+        LocalCheckpoints(tmp_path / "out.jsonl").acquire()
 
 
 def test_a_checkpoint_is_found_again_and_another_process_is_kept_away(tmp_path: Path) -> None:

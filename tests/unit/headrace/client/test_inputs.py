@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,8 +75,22 @@ def test_parameters_of_a_job_are_json() -> None:
     line = job_line("m", 1, None, None, {}, parameters={"top_k": np.int64(3), "t": 0.5})
     assert msgspec.json.decode(line)["parameters"] == {"top_k": 3, "t": 0.5}
     assert b"parameters" not in job_line("m", 1, None, None, {}, parameters={})
-    with pytest.raises(InvalidRequest, match="a parameter or an option cannot be sent"):
+    with pytest.raises(InvalidRequest, match="a parameter cannot be sent"):
         job_line("m", 1, None, None, {}, parameters={"top_k": object()})
+    with pytest.raises(InvalidRequest, match="parameters: expected a mapping, got list"):
+        job_line("m", 1, None, None, {}, parameters=["top_k"])  # type: ignore[arg-type]
+    line = job_line("m", 1, None, None, {}, parameters={"top_k": None})
+    assert msgspec.json.decode(line)["parameters"] == {"top_k": None}
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, np.float32("nan")])
+def test_a_parameter_or_an_option_that_is_no_number_does_not_become_the_default(
+    value: float,
+) -> None:
+    with pytest.raises(InvalidRequest, match=r"parameter threshold: -?(nan|inf) is not a number"):
+        job_line("m", 1, None, None, {}, parameters={"threshold": value})
+    with pytest.raises(InvalidRequest, match=r"option timeout: -?(nan|inf) is not a number"):
+        job_line("m", 1, None, None, {"timeout": float(value)})
 
 
 def test_the_callers_type_wins() -> None:

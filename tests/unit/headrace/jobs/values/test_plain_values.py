@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -58,6 +59,8 @@ def outcome(value: Any) -> list[Any]:
         (np.array(["2026-01-02", "NaT"], "M8[ns]"), ["2026-01-02T00:00:00.000000000", None]),
         (np.array(["20000-01-02"], "M8[D]"), ["20000-01-02"]),
         (np.timedelta64(5, "s"), "PT5S"),
+        (pd.Timedelta("-1s"), "-PT1S"),
+        ([pd.NaT, pd.NA, pd.Timedelta("nat")], [None, None, None]),
         (torch.ones(2, dtype=torch.bfloat16), [1, 1]),
         (torch.nn.Parameter(torch.ones(1)), [1]),
         (Text("x"), "x"),
@@ -93,6 +96,7 @@ def loop() -> list[Any]:
         (np.clongdouble(1), "numpy's complex"),
         (np.timedelta64(5, "Y"), r"timedelta64\[Y\]"),
         (np.timedelta64(5, "ns"), r"timedelta64\[ns\]"),
+        (pd.Timedelta(5, "ns"), "pandas.Timedelta with nanoseconds"),
         (torch.ones(1, dtype=torch.complex64), "torch.complex64"),
         (torch.ones(2).to_sparse(), "sparse tensor"),
         (torch.float32, "torch.dtype"),

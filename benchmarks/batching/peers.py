@@ -4,8 +4,9 @@
 
 `PYTHON` is the interpreter of a virtual environment that has mosec, or torchserve and
 torch-model-archiver (which need Java). A peer without one is left out. All servers run the same
-handler, which sleeps for each batch as a device would take, with batches of at most 8. One server
-runs at a time. Of several rounds, the medians count.
+handler, which sleeps as long as a device would take, with batches of at most 8. A batch takes the
+same time at each size, or a time for each item as a model does that fills the device alone. One
+server runs at a time. Of several rounds, the medians count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchmarks.batching.sleeping_handler import Overlapped, Sleeping
 from benchmarks.common.http_load import WAIT, Load, generator, run_load
@@ -31,6 +32,7 @@ from tests.harness.wait import wait_until
 SIZE: Final = 8
 CLIENTS: Final = (1, 2, 4, 8, 10, 12, 16, 32, 64)
 BATCH_MS: Final = (20.0, 7.0)
+ITEM_MS: Final = (10.0,)
 #: How long the peers collect a batch: mosec's default of this figure, and TorchServe's benchmark's.
 MOSEC_WAIT_MS: Final = 5
 TORCHSERVE_DELAY_MS: Final = 10
@@ -44,7 +46,7 @@ import time
 from mosec import Server, Worker
 class Sleeping(Worker):
     def forward(self, data):
-        time.sleep({pause_s})
+        time.sleep({pause_s} + {item_s} * len(data))
         return data
 if __name__ == "__main__":
     server = Server()
@@ -57,7 +59,7 @@ import json, time
 def handle(data, context):
     if data is None:
         return None
-    time.sleep({pause_s})
+    time.sleep({pause_s} + {item_s} * len(data))
     rows = [row.get("body") or row.get("data") for row in data]
     return [row if isinstance(row, dict) else json.loads(bytes(row)) for row in rows]
 """
@@ -69,18 +71,36 @@ QUIET_LOG: Final = """<?xml version="1.0" encoding="UTF-8"?>
 </Configuration>
 """
 
-#: Runs a server for batches of so many ms, and gives its URL and the `Prefer` header.
-Running = Callable[[float], AbstractContextManager[tuple[str, str]]]
+
+class Device(NamedTuple):
+    """How long a batch takes: `batch_ms`, and `item_ms` for each item."""
+
+    batch_ms: float
+    item_ms: float
+
+    @property
+    def options(self) -> dict[str, float]:
+        """The options of the handlers, in seconds."""
+        return {"pause_s": self.batch_ms / 1000, "item_s": self.item_ms / 1000}
+
+    @property
+    def name(self) -> str:
+        """How long a batch takes, in words."""
+        return f"{self.item_ms:g} ms an item" if self.item_ms else f"{self.batch_ms:g} ms a batch"
+
+
+#: Runs a server with a device, and gives its URL and the `Prefer` header.
+Running = Callable[[Device], AbstractContextManager[tuple[str, str]]]
 
 
 @contextmanager
 def headrace(
-    batch_ms: float, handler: type[Sleeping], delay_ms: float = DELAY_MS
+    device: Device, handler: type[Sleeping], delay_ms: float = DELAY_MS
 ) -> Iterator[tuple[str, str]]:
     """Run Headrace with one model."""
     model = {
         "handler": f"{ROOT / 'benchmarks/batching/sleeping_handler.py'}:{handler.__name__}",
-        "options": {"pause_s": batch_ms / 1000},
+        "options": device.options,
         "max_batch_size": SIZE,
         "max_batch_delay_ms": delay_ms,
     }
@@ -89,11 +109,11 @@ def headrace(
 
 
 @contextmanager
-def mosec(batch_ms: float, python: str) -> Iterator[tuple[str, str]]:
+def mosec(device: Device, python: str) -> Iterator[tuple[str, str]]:
     """Run mosec with one worker."""
     with tempfile.TemporaryDirectory() as name:
         app, port = Path(name) / "app.py", free_port()
-        app.write_text(_mosec_app(batch_ms))
+        app.write_text(_mosec_app(device))
         command = [
             python, str(app), "--address", "127.0.0.1", "--port", str(port),
             "--timeout", "120000", "--log-level", "warning",
@@ -104,17 +124,17 @@ def mosec(batch_ms: float, python: str) -> Iterator[tuple[str, str]]:
             yield url, ""
 
 
-def _mosec_app(batch_ms: float) -> str:
-    return MOSEC_APP.format(pause_s=batch_ms / 1000, size=SIZE, wait_ms=MOSEC_WAIT_MS)
+def _mosec_app(device: Device) -> str:
+    return MOSEC_APP.format(**device.options, size=SIZE, wait_ms=MOSEC_WAIT_MS)
 
 
 @contextmanager
-def torchserve(batch_ms: float, python: str) -> Iterator[tuple[str, str]]:
+def torchserve(device: Device, python: str) -> Iterator[tuple[str, str]]:
     """Run TorchServe with one worker."""
     tools = Path(python).parent
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "handler.py").write_text(TORCHSERVE_HANDLER.format(pause_s=batch_ms / 1000))
+        (folder / "handler.py").write_text(TORCHSERVE_HANDLER.format(**device.options))
         (folder / "log.xml").write_text(QUIET_LOG)
         subprocess.run(
             [tools / "torch-model-archiver", "--model-name", "m", "--version", "1.0",
@@ -183,9 +203,9 @@ def servers(
     return running
 
 
-def measure(run: Running, batch_ms: float, clients: list[int], seconds: float) -> dict[int, Load]:
+def measure(run: Running, device: Device, clients: list[int], seconds: float) -> dict[int, Load]:
     """Return the load of each number of clients; the server is warm before the first."""
-    with run(batch_ms) as (url, prefer):
+    with run(device) as (url, prefer):
         run_load(url, BODY, max(clients), min(3.0, seconds), prefer)
         loads = {}
         for count in clients:
@@ -213,6 +233,7 @@ def main() -> None:
     parser.add_argument("--torchserve", default="", help="the Python that has torchserve")
     parser.add_argument("--clients", type=int, nargs="+", default=CLIENTS)
     parser.add_argument("--batch-ms", type=float, nargs="+", default=BATCH_MS)
+    parser.add_argument("--item-ms", type=float, nargs="*", default=ITEM_MS)
     parser.add_argument("--seconds", type=float, default=6, help="of a load")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delay-ms", type=float, default=DELAY_MS, help="of Headrace")
@@ -222,14 +243,16 @@ def main() -> None:
     running = servers(options.mosec, options.torchserve, options.delay_ms)
     running = {name: run for name, run in running.items() if name in (options.only or running)}
     tables = []
-    for batch_ms in options.batch_ms:
+    devices = [Device(ms, 0.0) for ms in options.batch_ms]
+    devices += [Device(0.0, ms) for ms in options.item_ms]
+    for device in devices:
         rounds: dict[str, list[dict[int, Load]]] = {name: [] for name in running}
         for number in range(options.rounds):
             for name in list(running)[:: -1 if number % 2 else 1]:
-                loads = measure(running[name], batch_ms, options.clients, options.seconds)
+                loads = measure(running[name], device, options.clients, options.seconds)
                 rounds[name].append(loads)
         heads = [f"{name}: requests/s, p50, p99 ms" for name in running]
-        table = Table(f"{batch_ms:g} ms a batch; clients", *heads)
+        table = Table(f"{device.name}; clients", *heads)
         for count in options.clients:
             medians = [median([loads[count] for loads in rounds[name]]) for name in running]
             bad = sum(load.bad for load in medians)

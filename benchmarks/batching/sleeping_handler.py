@@ -1,4 +1,4 @@
-"""Handlers that take as long as a device does: `pause_s` a batch, from the model's options."""
+"""Handlers that take as long as a device does: `pause_s` a batch and `item_s` an item."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Sleeping(Handler):
 
     @override
     def inference(self, items: Any) -> Any:
-        time.sleep(self.context.options["pause_s"])
+        options = self.context.options
+        time.sleep(options["pause_s"] + options.get("item_s", 0.0) * len(items))
         return items
 
 

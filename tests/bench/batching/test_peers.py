@@ -8,6 +8,6 @@ from benchmarks.batching import peers
 def test_headrace_answers_each_number_of_clients() -> None:
     running = peers.servers("", "")
     assert list(running) == ["Headrace", "Headrace, overlap"]
-    loads = peers.measure(running["Headrace, overlap"], 1.0, [1, 3], 0.3)
+    loads = peers.measure(running["Headrace, overlap"], peers.Device(1.0, 0.5), [1, 3], 0.3)
     assert [load.bad for load in loads.values()] == [0, 0]
     assert peers.median(list(loads.values())).requests > 0

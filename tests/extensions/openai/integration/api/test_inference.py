@@ -304,7 +304,8 @@ def test_a_bad_text_of_several_is_named_by_its_index(client: Any) -> None:
         ({"messages": [{"role": "user"}]}, openai.BadRequestError, "content is no text",
          "messages"),
         ({"messages": []}, openai.BadRequestError, "messages: expected `array`", "messages"),
-        ({"max_tokens": 5000}, openai.BadRequestError, "set max_tokens to 1,009 or less", None),
+        ({"max_tokens": 5000}, openai.BadRequestError, "set max_tokens to 1,009 or less",
+         "messages"),
         ({"temperature": 3}, openai.BadRequestError, "temperature: expected", "temperature"),
         ({"tools": [{"type": "custom"}]}, openai.BadRequestError,
          "tools[0].type: Invalid enum value 'custom'", "tools"),
@@ -334,6 +335,33 @@ def test_a_bad_request_is_refused_in_openais_form(
         client.chat.completions.create(**{**chat(), **asked}, stream=stream)
     assert message in str(error.value)
     assert error.value.param == param
+
+
+def test_a_prompt_that_is_too_long_is_named(client: Any) -> None:
+    long = "word " * 2000
+    chat_of_it = {"messages": [{"role": "user", "content": long}]}
+    for create, asked in (
+        (client.chat.completions.create, {"model": "docs", **chat_of_it}),
+        (client.completions.create, {"model": "docs", "prompt": long}),
+        (client.responses.create, {"model": "docs", "input": long}),
+        (client.responses.create, {"model": "docs", "input": long, "stream": True}),
+        (client.embeddings.create, {"model": "vectors", "input": ["a", long]}),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            create(**asked)
+        assert error.value.code == "context_length_exceeded"
+        assert error.value.param in asked.keys() - {"model"}
+
+
+def test_an_input_that_a_model_does_not_declare_is_a_bad_request(client: Any) -> None:
+    for create, asked in (
+        (client.chat.completions.create, {"messages": chat()["messages"]}),
+        (client.responses.create, {"input": "x"}),
+    ):
+        with pytest.raises(openai.BadRequestError, match="does not fit") as error:
+            create(model="numbers", **asked)
+        assert (error.value.code, error.value.param) == ("invalid_value", next(iter(asked)))
+        assert error.value.type == "invalid_request_error"
 
 
 #: What load tools send, to the byte; the texts and lengths are shorter. guidellm 0.8.1 asks for

@@ -8,13 +8,13 @@ import json
 import signal
 import sys
 import threading
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 #: llguidance follows rules and `$ref`s by recursion. Only what is used takes memory.
-STACK_BYTES = 256 * 2**20
+STACK_BYTES: Final = 256 * 2**20
 #: Lower than llguidance's own: a mask is computed in a step, for which all answers wait, and the
 #: states of a matcher take memory.
-LIMITS = {
+LIMITS: Final[dict[str, Any]] = {
     "initial_lexer_fuel": 100_000, "max_lexer_states": 50_000, "step_lexer_fuel": 100_000,
     "step_max_items": 20_000,
 }  # fmt: skip

@@ -10,6 +10,7 @@ import socket
 import struct
 from base64 import b64decode
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,26 @@ def test_an_input_that_a_model_does_not_declare_is_a_bad_request(client: Any) ->
             create(model="numbers", **asked)
         assert (error.value.code, error.value.param) == ("invalid_value", next(iter(asked)))
         assert error.value.type == "invalid_request_error"
+
+
+def test_grammars_that_compile_for_long_are_refused_and_hold_nothing_up(client: Any) -> None:
+    """More of them than the model has places, and another request beside them."""
+    lines = "".join(f"R{n}: R{n + 1} | R{n}\n" for n in range(1500))
+
+    def slow(number: int) -> None:
+        grammar = f'start: "{number}" R0\n{lines}R1500: "a"'
+        shaped = {"structured_outputs": {"grammar": grammar}}
+        client.chat.completions.create(**chat(extra_body=shaped))
+
+    with ThreadPoolExecutor(6) as threads:
+        refused = [threads.submit(slow, number) for number in range(6)]
+        assert client.chat.completions.create(**chat()).choices[0].message.content
+        assert not all(future.done() for future in refused)
+        for future in refused:
+            with pytest.raises(openai.BadRequestError, match="too complex") as error:
+                future.result()
+            assert error.value.param == "structured_outputs"
+            assert error.value.type == "invalid_request_error"
 
 
 #: What load tools send, to the byte; the texts and lengths are shorter. guidellm 0.8.1 asks for

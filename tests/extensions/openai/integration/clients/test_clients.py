@@ -56,9 +56,11 @@ def litellm_proxy(site: Site, tmp_path: Path, needs_clients: None) -> Iterator[s
     """LiteLLM's proxy before our server, without a database."""
     upstream = {"model": "openai/docs", "api_base": f"{site.api.url}/v1", "api_key": "none"}
     config = tmp_path / "proxy.yaml"
-    config.write_text(
-        json.dumps({"model_list": [{"model_name": "docs", "litellm_params": upstream}]})
-    )
+    settings = {
+        "model_list": [{"model_name": "docs", "litellm_params": upstream}],
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
+    }
+    config.write_text(json.dumps(settings))
     port = free_port()
     command = [PYTHON, "-m", "litellm.proxy.proxy_cli", "--config", config, "--port", str(port),
                "--host", "127.0.0.1", "--telemetry", "False"]  # fmt: skip

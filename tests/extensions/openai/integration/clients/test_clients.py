@@ -62,8 +62,10 @@ def litellm_proxy(site: Site, tmp_path: Path, needs_clients: None) -> Iterator[s
     }
     config.write_text(json.dumps(settings))
     port = free_port()
-    command = [PYTHON, "-m", "litellm.proxy.proxy_cli", "--config", config, "--port", str(port),
-               "--host", "127.0.0.1", "--telemetry", "False"]  # fmt: skip
+    command: list[str | Path] = [
+        PYTHON, "-m", "litellm.proxy.proxy_cli", "--config", config, "--port", str(port),
+        "--host", "127.0.0.1", "--telemetry", "False",
+    ]  # fmt: skip
     environment = clean_environment(LITELLM_LOCAL_MODEL_COST_MAP="True")
     with (tmp_path / "proxy.log").open("wb") as log:
         proxy = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
@@ -77,7 +79,7 @@ def litellm_proxy(site: Site, tmp_path: Path, needs_clients: None) -> Iterator[s
             except httpx2.TransportError:
                 return False
 
-        wait_until(answers, "the proxy answers", LIMIT_S)
+        wait_until(answers, "the proxy answers", 2 * LIMIT_S)
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         proxy.terminate()

@@ -40,10 +40,9 @@ from handlers.generation.inputs import (
     GenerationInput,
     is_far_too_long,
     read_input,
+    too_long,
 )
-from handlers.generation.penalties import Penalties
-from handlers.generation.prompt_scores import PIECE_TOKENS, PromptScores
-from handlers.generation.sampling import Sampling
+from handlers.generation.sampling import PIECE_TOKENS, Penalties, PromptScores, Sampling
 from handlers.generation.structure import Grammar, Mask, Shapes
 from headrace.errors import ConfigError, InputError
 from headrace.generator import Budget, Generator, Piece
@@ -178,10 +177,7 @@ class LanguageModel(ItemHandler, Generator):
         tokens = self._tokens(asked, called)
         room = self.context_tokens - len(tokens)
         if room < (0 if asked.max_tokens == 0 else 1):
-            raise InputError(
-                f"the prompt is too long: it has {len(tokens):,} tokens, and {CONTEXT_LENGTH} "
-                f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
-            )
+            raise too_long(f"{len(tokens):,} tokens", self.context_tokens)
         wanted = asked.max_tokens
         if wanted is not None and wanted > room:
             raise InputError(
@@ -292,10 +288,7 @@ class LanguageModel(ItemHandler, Generator):
 
     def _check_length(self, text: str) -> None:
         if is_far_too_long(text, self.context_tokens, lambda part: self.tokenizer(part).input_ids):
-            raise InputError(
-                f"the prompt is too long: it has far more tokens, and {CONTEXT_LENGTH} "
-                f"{self.context_tokens:,} tokens with the answer; make the prompt shorter"
-            )
+            raise too_long("far more tokens", self.context_tokens)
 
     @override
     def budget(self) -> Budget:

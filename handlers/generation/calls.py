@@ -44,7 +44,7 @@ class CallFormat(NamedTuple):
 
     def calls(self, calls: list[tuple[str, str]]) -> str:
         """Return calls as the model writes them, each of a name and its arguments as JSON."""
-        written = self.separator.join(self.call(*one) for one in calls)
+        written = self.separator.join(self.call(*call) for call in calls)
         return f"{self.opening}{written}{self.closing}"
 
 
@@ -88,9 +88,9 @@ class _ObjectEnd:
         if self._escaped and at < len(text):
             self._escaped = False
             at += 1
-        while found := (_QUOTES if self._in_text else _BRACES).search(text, at):
-            at = found.end()
-            mark = found[0]
+        while match := (_QUOTES if self._in_text else _BRACES).search(text, at):
+            at = match.end()
+            mark = match[0]
             if mark == '"':
                 self._in_text = not self._in_text
             elif mark == "\\":
@@ -103,7 +103,9 @@ class _ObjectEnd:
         return -1
 
 
-class _Found(NamedTuple):
+class _CallHead(NamedTuple):
+    """A call as far as it is known: its name, and the arguments so far."""
+
     name: str
     arguments: str
 
@@ -116,8 +118,8 @@ class CallParser:
 
     Args:
         names: those of the tools.
-        most: how many calls count; None for all.
-        only: the answer has calls alone. The beginning of a call is left out then, and is no text.
+        calls_max: how many calls count; None for all.
+        calls_only: the answer has calls alone, so the beginning of a cut one is no text.
 
     Attributes:
         count: how many calls have begun.
@@ -125,16 +127,17 @@ class CallParser:
     """
 
     def __init__(
-        self, form: CallFormat, names: Set[str], most: int | None = None, *, only: bool = False
-    ) -> None:
+        self, form: CallFormat, names: Set[str], calls_max: int | None = None, *,
+        calls_only: bool = False,
+    ) -> None:  # fmt: skip
         self._form = form
         self._names = names
         mark = re.escape(form.mark)
         self._anywhere = re.compile(mark)
         self._at_beginning = re.compile(rf"{mark}|\A\s*(?=\{{)")
         self._after_calls = re.compile(rf"{mark}|(?=\{{)")
-        self._most = most
-        self._only = only
+        self._calls_max = calls_max
+        self._calls_only = calls_only
         self.count = 0
         self.complete = False
         # What may still become a call; for a text, a part of its mark or white space before it.
@@ -180,16 +183,16 @@ class CallParser:
         """Read up to where a call can begin, or to the end; return the place behind."""
         new = self._held + text[at:]
         before = len(text) - len(new)
-        found = self._opener().search(new)
-        if found is None:
+        opener = self._opener().search(new)
+        if opener is None:
             keep = self._certain_chars(new)
             self._say(new[:keep])
             self._held = new[keep:]
             return len(text)
-        keep = len(new[: found.start()].rstrip())
+        keep = len(new[: opener.start()].rstrip())
         self._say(new[:keep])
-        self._opened, self._mark, self._held, self._head = True, new[keep : found.end()], "", None
-        return found.end() + before
+        self._opened, self._mark, self._held, self._head = True, new[keep : opener.end()], "", None
+        return opener.end() + before
 
     def _opener(self) -> re.Pattern[str]:
         """Return what a call can begin with here."""
@@ -212,8 +215,8 @@ class CallParser:
             if not self._fits_before_brace():
                 self._no_call()
             return
-        if char == "{" and (found := self._matched()) is not None:
-            self._begin(found)
+        if char == "{" and (call := self._matched()) is not None:
+            self._begin(call)
             return
         if self._head is None:
             self._head = _ObjectEnd()
@@ -231,22 +234,21 @@ class CallParser:
             return _BEFORE_BRACE.fullmatch(self._held) is not None
         return not self._held.strip()
 
-    def _matched(self) -> _Found | None:
-        found = _OBJECT_HEAD.fullmatch(self._held)
-        if found is None and self._mark.endswith(MISTRAL.mark):
-            found = _NAMED_HEAD.fullmatch(self._held)
-        return _Found(found[1], "{") if found and found[1] in self._names else None
+    def _matched(self) -> _CallHead | None:
+        match = _OBJECT_HEAD.fullmatch(self._held)
+        if match is None and self._mark.endswith(MISTRAL.mark):
+            match = _NAMED_HEAD.fullmatch(self._held)
+        return _CallHead(match[1], "{") if match and match[1] in self._names else None
 
-    def _begin(self, found: _Found, *, complete: bool = False) -> None:
+    def _begin(self, call: _CallHead, *, complete: bool = False) -> None:
         """Begin a call; without `complete`, more of its arguments follows."""
         self._begun, self._opened, self._held, self._mark = True, False, "", ""
         if self._counts(self.count):
-            index = self.count
-            self._calls.append({"index": index, "name": found.name, "arguments": found.arguments})
+            self._calls.append({"index": self.count, **call._asdict()})
         self.count += 1
         if not complete:
             self._arguments = _ObjectEnd()
-            self._arguments.find(found.arguments)
+            self._arguments.find(call.arguments)
 
     def _is_cut(self) -> bool:
         """Return whether a call that counts has begun and is not whole."""
@@ -255,7 +257,7 @@ class CallParser:
         return self._counts(self.count) and (self._opened or bool(self._held.strip()))
 
     def _counts(self, index: int) -> bool:
-        return self._most is None or index < self._most
+        return self._calls_max is None or index < self._calls_max
 
     def _read_arguments(self, arguments: _ObjectEnd, text: str, at: int) -> int:
         end = arguments.find(text, at)
@@ -279,22 +281,22 @@ class CallParser:
     def _say(self, text: str) -> None:
         if text:
             self._begun = True
-            if not self.count and not self._only:
+            if not self.count and not self._calls_only:
                 self._text.append(text)
 
 
-def _whole_call(text: str) -> _Found | None:
+def _whole_call(text: str) -> _CallHead | None:
     """Return an object as a call, with its members in any order; None for another object."""
     try:
-        found = msgspec.json.decode(text[text.index("{") :])
+        call = msgspec.json.decode(text[text.index("{") :])
     except (msgspec.DecodeError, RecursionError):
         return None
-    arguments = found.get("arguments", found.get("parameters"))
+    arguments = call.get("arguments", call.get("parameters"))
     if isinstance(arguments, str):
         # Some models write the arguments as a text that has the JSON.
         written = arguments
     else:
         written = "{}" if arguments is None else msgspec.json.encode(arguments).decode()
-    name = found.get("name")
+    name = call.get("name")
     fits = isinstance(name, str) and written.lstrip().startswith("{")
-    return _Found(name, written) if fits else None
+    return _CallHead(name, written) if fits else None

@@ -10,7 +10,7 @@ from typing import Any, Final
 from jinja2 import TemplateError
 
 from handlers.generation.calls import CallFormat
-from handlers.generation.inputs import CONTEXT_LENGTH, GenerationInput, plain_message
+from handlers.generation.inputs import GenerationInput, plain_message, too_long
 from handlers.generation.tools import Tools, knows_tools, plain_chat, tool_messages
 from headrace.errors import InputError
 
@@ -30,7 +30,7 @@ _REFUSALS: Final = (
 def chat_tokens(
     tokenizer: Any,
     asked: GenerationInput,
-    most: int,
+    context_tokens: int,
     check_length: Callable[[str], None],
     tools: Tools | None = None,
     form: CallFormat | None = None,
@@ -42,7 +42,7 @@ def chat_tokens(
     measured before it is made into tokens.
 
     Args:
-        most: how many tokens the model takes.
+        context_tokens: how many tokens the model takes.
         check_length: raises an InputError if a text is far too long.
         tools: those that the model may call.
         form: the format of its calls; None if it is unknown.
@@ -55,13 +55,10 @@ def chat_tokens(
         raise InputError("the model has no chat template; give prompt instead of messages")
     if not messages:
         raise InputError("messages is empty; give at least one")
-    if len(messages) > most:
-        raise InputError(
-            f"the prompt is too long: it has {len(messages):,} messages, and {CONTEXT_LENGTH} "
-            f"{most:,} tokens with the answer; send fewer messages"
-        )
+    if len(messages) > context_tokens:
+        raise too_long(f"{len(messages):,} messages", context_tokens, "send fewer messages")
     # Values and texts are measured before anything is made of them, such as arguments of a text.
-    check_length(_texts(messages, most))
+    check_length(_texts(messages, context_tokens))
     chat = [
         plain_message(place, message) for place, message in enumerate(tool_messages(messages, form))
     ]
@@ -74,7 +71,7 @@ def chat_tokens(
     own = _template_options(asked, known)
     if shown:
         own["tools"] = shown
-    texts = _texts([*chat, own], most)
+    texts = _texts([*chat, own], context_tokens)
     # Also a text that the template does not write is searched for control tokens.
     check_length(texts)
     _check_control_tokens(tokenizer, texts)
@@ -101,17 +98,14 @@ def _template_options(asked: GenerationInput, known: Container[str]) -> dict[str
     return {**asked.chat_template_kwargs, **more, "add_generation_prompt": begins}
 
 
-def _texts(chat: Sequence[dict[str, Any]], most: int) -> str:
+def _texts(chat: Sequence[dict[str, Any]], context_tokens: int) -> str:
     """Return the texts in the messages, a line for each."""
-    values_max = _VALUES_MAX * most + 3 * len(chat)  # a message, its role and its content
+    values_max = _VALUES_MAX * context_tokens + 3 * len(chat)  # a message, its role and its content
     texts: list[str] = []
     for count, value in enumerate(_values(chat), 1):
         if count > values_max:
-            raise InputError(
-                f"the prompt is too long: it has far more values, and "
-                f"{CONTEXT_LENGTH} {most:,} tokens with the answer; send fewer messages, or fewer "
-                "fields in them"
-            )
+            advice = "send fewer messages, or fewer fields in them"
+            raise too_long("far more values", context_tokens, advice)
         if isinstance(value, str):
             texts.append(value)
     return "\n".join(texts)

@@ -31,9 +31,16 @@ from transformers.generation.continuous_batching.scheduler import (
 from typing_extensions import override
 
 from handlers.generation.engine import AHEAD, Engine, NewTokens, Prompt
-from handlers.generation.penalties import Penalized, penalized
-from handlers.generation.prompt_scores import PromptScores
-from handlers.generation.sampling import Likelihood, Sampling, adjusted, likelihoods, masked
+from handlers.generation.sampling import (
+    Likelihood,
+    Penalized,
+    PromptScores,
+    Sampling,
+    adjusted,
+    likelihoods,
+    masked,
+    penalized,
+)
 from headrace.generator import Budget
 
 # It logs at level INFO what it chose for each model.
@@ -101,11 +108,14 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
 
     def _candidates(self, tokens: int) -> list[Any]:
         """Return the requests for a step of so many tokens, the first one first."""
-        paused = self._state.paused
-        active = [one for one in self.active_requests.values() if one.request_id not in paused]
-        answers = [one for one in active if one.status == RequestStatus.DECODING]
-        prompts = [one for one in active if one.status == RequestStatus.PREFILLING]
-        prompts += [one for one in self._get_waiting_candidates() if one.request_id not in paused]
+
+        def not_paused(states: Iterable[Any]) -> list[Any]:
+            return [state for state in states if state.request_id not in self._state.paused]
+
+        active = not_paused(self.active_requests.values())
+        answers = [state for state in active if state.status == RequestStatus.DECODING]
+        prompts = [state for state in active if state.status == RequestStatus.PREFILLING]
+        prompts += not_paused(self._get_waiting_candidates())
         if len(prompts) > 1:
             if self._cheapest_next:
                 prompts = _cheapest(prompts, tokens - len(answers))
@@ -115,9 +125,9 @@ class FairScheduler(FIFOScheduler):  # type: ignore[misc] # untyped
 
 def _cheapest(prompts: list[Any], tokens: int) -> list[Any]:
     """Return the cheapest prompts that fit whole into a step, which is then short; else all."""
-    prompts = sorted(prompts, key=lambda one: len(one.remaining_prefill_tokens))
-    totals = itertools.accumulate(len(one.remaining_prefill_tokens) for one in prompts)
-    fitting = [one for one, total in zip(prompts, totals, strict=True) if total <= tokens]
+    prompts = sorted(prompts, key=lambda state: len(state.remaining_prefill_tokens))
+    totals = itertools.accumulate(len(state.remaining_prefill_tokens) for state in prompts)
+    fitting = [state for state, total in zip(prompts, totals, strict=True) if total <= tokens]
     return fitting or prompts
 
 
@@ -227,10 +237,10 @@ class ContinuousEngine(Engine):
 
     @override
     def lacks_memory(self) -> bool:
-        needed = sum(
-            self.cost(len(one.prompt.tokens) + min(one.returned + AHEAD, one.prompt.max_tokens))
-            for one in self._running.values()
-        )
+        needed = 0
+        for running in self._running.values():
+            new = min(running.returned + AHEAD, running.prompt.max_tokens)
+            needed += self.cost(len(running.prompt.tokens) + new)
         return needed > self._pages * self._page or self._scheduler.stuck
 
     @override
@@ -332,11 +342,11 @@ class _Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc] # untyp
     @override
     def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> Tensor:
         self._rows = []
-        for one in requests_with_new_token:
-            row, running = _Row(), self._running.get(one.state.request_id)
+        for request in requests_with_new_token:
+            row, running = _Row(), self._running.get(request.state.request_id)
             if running is not None and running.error is None:
                 try:
-                    row = _row(running, one.state)
+                    row = _row(running, request.state)
                 except BaseException as error:  # noqa: BLE001 - it ends this answer alone
                     running.error = error
             self._rows.append(row)

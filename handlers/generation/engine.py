@@ -7,9 +7,13 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from handlers.generation.penalties import Penalized, Penalties
-from handlers.generation.prompt_scores import PromptScores
-from handlers.generation.sampling import Likelihood, Sampling
+from handlers.generation.sampling import (
+    Likelihood,
+    Penalized,
+    Penalties,
+    PromptScores,
+    Sampling,
+)
 from handlers.generation.structure import Grammar, Mask
 from headrace.generator import Budget
 

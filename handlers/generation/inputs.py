@@ -17,10 +17,11 @@ from headrace.generator import STOP_MAX_CHARS, STOPS_MAX
 LOGPROBS_MAX: Final = 20
 #: Words in the error of a prompt that is too long, as in OpenAI's: clients look for them.
 CONTEXT_LENGTH: Final = "this model's maximum context length is"
-#: The parts of a message that are no text, as OpenAI's API names them, and what they are.
-_OTHER_PARTS: Final = {
-    "file": "files", "image_url": "images", "input_audio": "audio", "refusal": "refusals",
-    "video_url": "videos",
+#: The parts of a message that are no text, as OpenAI's chats and responses name them.
+OTHER_PARTS: Final = {
+    "file": "files are", "image_url": "images are", "input_audio": "audio is",
+    "input_file": "files are", "input_image": "images are", "refusal": "refusals are",
+    "video_url": "videos are",
 }  # fmt: skip
 #: A text with at most so many characters for each token that the model takes is not called long.
 CHARACTERS_MAX: Final = 16
@@ -151,26 +152,33 @@ def _check_part(place: str, part: Any) -> None:
         if not isinstance(part.get("text"), str):
             raise InputError(f"{place}.text is no text")
         return
-    if kind in _OTHER_PARTS:
+    if kind in OTHER_PARTS:
         raise InputError(
-            f"{place}: {_OTHER_PARTS[kind]} are not supported by this model; give parts of type "
-            "text"
+            f"{place}: {OTHER_PARTS[kind]} not supported by this model; give parts of type text"
         )
     raise InputError(f"{place}: a part of a message has the type text here, not {kind!r}")
 
 
-def is_far_too_long(text: str, most: int, tokens: Callable[[str], Sized]) -> bool:
+def too_long(what: str, context_tokens: int, advice: str = "make the prompt shorter") -> InputError:
+    """Return the error for a prompt that has `what`."""
+    return InputError(
+        f"the prompt is too long: it has {what}, and {CONTEXT_LENGTH} {context_tokens:,} tokens "
+        f"with the answer; {advice}"
+    )
+
+
+def is_far_too_long(text: str, context_tokens: int, tokens: Callable[[str], Sized]) -> bool:
     """Return whether a text has far more tokens than the model takes, by its beginning alone.
 
     The tokens of 10 MB take ten seconds, in which the other requests of the process wait.
 
     Args:
-        most: how many tokens the model takes.
+        context_tokens: how many tokens the model takes.
     """
-    length = CHARACTERS_MAX * most
+    length = CHARACTERS_MAX * context_tokens
     while length < len(text):
         # The cut can change the last tokens of the beginning, so it must have many more.
-        if len(tokens(text[:length])) > 2 * most + _CUT_TOKENS:
+        if len(tokens(text[:length])) > 2 * context_tokens + _CUT_TOKENS:
             return True
         length *= 2
     return False

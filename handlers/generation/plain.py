@@ -15,9 +15,14 @@ from transformers.generation.streamers import BaseStreamer
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
-from handlers.generation.penalties import Penalized
-from handlers.generation.prompt_scores import PromptScores
-from handlers.generation.sampling import Likelihood, adjusted, likelihoods, masked
+from handlers.generation.sampling import (
+    Likelihood,
+    Penalized,
+    PromptScores,
+    adjusted,
+    likelihoods,
+    masked,
+)
 from headrace.generator import Budget
 
 #: How long a step waits for a token, so that cancels are seen.

@@ -2,23 +2,31 @@
 
 llguidance compiles what a request asks for, and computes the masks. The state of a mask follows
 from the tokens of the answer alone. So an answer continues in another process in the same way.
+
+Some shapes compile for minutes, and llguidance cannot be stopped. So each is compiled by another
+process first, which the kernel ends (`shape_trial.py`).
 """
 
 from __future__ import annotations
 
-import math
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from headrace.errors import InputError
+from handlers.generation import shape_trial
+from headrace.errors import InputError, TransientError
 
 #: How many compiled shapes a process keeps.
 _KEPT: Final = 32
@@ -29,19 +37,11 @@ _KEPT_CPU_S: Final = 8.0
 _COMPILERS: Final = 2
 #: The most that one may take, so that those of all requests in the process fit into its memory.
 _ONE_CPU_S: Final = 1.0
-#: The most remainders of `multipleOf`. llguidance makes a state for each, and has no limit for
-#: these: 100,000 take half a second.
-_REMAINDERS_MAX: Final = 20_000
-#: The most schemas in a schema. The properties of an object cost the square of their number: 1,500
-#: take 0.1 s.
-_SCHEMAS_MAX: Final = 1_500
-#: Where each of them begins: at an object, or true or false.
-_SCHEMAS: Final = re.compile(r'"\s*:\s*[{tf]')
-#: The most lines of a grammar, each of which can be a rule: some grammars of 3,000 take 15 s.
-_LINES_MAX: Final = 2_000
-#: The stack of a thread that compiles, of which only what is used takes memory. llguidance follows
-#: rules and `$ref`s by recursion: 3,000 in a chain overflow the usual 8 MiB, and end the process.
-_STACK_BYTES: Final = 256 * 2**20
+_TOO_LONG: Final = f"it takes too long to compile: more than {_ONE_CPU_S:g} s of a CPU"
+#: The most that all which wait may take together, by what others took lately.
+_WAITING_CPU_S: Final = 4.0
+#: The weight of the newest in that.
+_NEWEST_WEIGHT: Final = 1 / 4
 #: The most characters of a shape, as JSON.
 _SHAPE_CHARS: Final = 200_000
 #: A space or none, as most programs write JSON. A small model would write spaces for ever.
@@ -54,13 +54,6 @@ _PLACE: Final = re.compile(r"(?:at )?(\d+)\(\d+\): (?:[^:]*JSON schema: )?(.*)")
 _BEYOND: Final = re.compile(r"too (?:big|large|long|many|complex)|limit|exceeded|max is")
 #: With what its errors begin if no text fits.
 _NOTHING: Final = "NoExtension"
-
-#: The numbers of `multipleOf`, without exponents: these are factors 2 and 5.
-_MULTIPLES: Final = re.compile(r'"multipleOf"\s*:\s*([0-9.]+)')
-#: A letter in JSON, as a number.
-_ESCAPED: Final = re.compile(r"\\u00([4-7][0-9A-Fa-f])")
-#: More digits than the largest number of remainders has.
-_DIGITS_MAX: Final = 20
 
 #: What joins several schemas into one: each of them must allow the members of the others.
 _JOINING: Final = ('"allOf":', '"if":', '"dependentSchemas":', '"unevaluatedProperties":')
@@ -165,14 +158,6 @@ def json_rule(schema: Any, name: str = "json") -> str:
     return f"%json {msgspec.json.encode({**schema, 'x-guidance': COMPACT}).decode()}"
 
 
-#: Lower than llguidance's own: a mask is computed in a step, for which all answers wait, and the
-#: states of a matcher take memory.
-_LIMITS: Final = {
-    "initial_lexer_fuel": 100_000, "max_lexer_states": 50_000, "step_lexer_fuel": 100_000,
-    "step_max_items": 20_000,
-}  # fmt: skip
-
-
 class Mask:
     """Which tokens can follow in one answer.
 
@@ -210,6 +195,65 @@ class Mask:
         return bits
 
 
+class _Trials:
+    """Processes that compile shapes, one for each thread that does."""
+
+    def __init__(self, tokenizer: str, end_tokens: Sequence[int]) -> None:
+        self._tokenizer = msgspec.json.encode([tokenizer, end_tokens, _ONE_CPU_S]) + b"\n"
+        self._of_thread = threading.local()
+        self._all: set[subprocess.Popen[bytes]] = set()
+        weakref.finalize(self, _end_all, self._all)
+
+    def reason(self, grammar: Grammar) -> str:
+        """Return what is against a shape; "" for nothing.
+
+        Raises:
+            TransientError: a process has ended, and not because of the shape.
+        """
+        if (process := getattr(self._of_thread, "process", None)) is None:
+            process = self._of_thread.process = self._start()
+        answer = _ask(process, msgspec.json.encode([grammar.text, grammar.regex]) + b"\n")
+        if answer:
+            return msgspec.json.decode(answer, type=str)
+        self._of_thread.process = None
+        self._all.discard(process)
+        _end_all({process})
+        if process.returncode == -signal.SIGPROF:
+            return _TOO_LONG
+        if process.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
+            return "it is too complex to compile"
+        raise TransientError(
+            f"{grammar.field}: the process that compiles shapes has ended; send it again"
+        )
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-P", shape_trial.__file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        self._all.add(process)
+        _ask(process, self._tokenizer)
+        return process
+
+
+def _ask(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    """Return the answer of a process to a line; b"" if it has ended."""
+    if process.stdin is None or process.stdout is None:
+        raise TypeError("the process has no pipes")
+    try:
+        process.stdin.write(line)
+        process.stdin.flush()
+    except BrokenPipeError:
+        return b""
+    return process.stdout.readline()
+
+
+def _end_all(processes: set[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
 class _Key(NamedTuple):
     text: str
     regex: bool
@@ -227,6 +271,14 @@ def _give(grammar: Grammar, future: Future[Any], result: Any) -> None:
         future.set_result(result)
 
 
+def _refuse(excess: Sequence[tuple[Grammar, Future[Any]]]) -> None:
+    for grammar, future in excess:
+        error = TransientError(
+            f"{grammar.field}: too many other shapes are compiled now; send it again later"
+        )
+        _give(grammar, future, error)
+
+
 class Shapes:
     """Compiles shapes for one model in threads of its own, and keeps those that were used last."""
 
@@ -235,11 +287,15 @@ class Shapes:
         self._end_tokens = list(end_tokens)
         self._threads = ThreadPoolExecutor(_COMPILERS, "shapes")
         self._lock = threading.Lock()
+        self._loading = threading.Lock()
         self._compiler: Any = None
+        self._trials: _Trials | None = None
         # A matcher, or llguidance's reason against the shape, and the seconds that it took, for
         # each; and who waits for others.
         self._kept: OrderedDict[_Key, tuple[Any, float]] = OrderedDict()
         self._waiting: dict[_Key, list[tuple[Grammar, Future[Any]]]] = {}
+        # What a shape took lately, in seconds of a CPU.
+        self._usual_s = 0.0
 
     def compiled(self, grammar: Grammar) -> Future[Any]:
         """Return the matcher of a shape, for `mask`; at once if it is kept.
@@ -250,7 +306,11 @@ class Shapes:
         Raises:
             InputError: the shape is too large.
         """
-        _check_size(grammar)
+        field, what = grammar.fields[0]
+        if len(grammar.text) > _SHAPE_CHARS:
+            raise InputError(
+                f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
+            )
         key, future = _Key(grammar.text, grammar.regex), Future[Any]()
         with self._lock:
             if (kept := self._kept.get(key)) is not None:
@@ -260,11 +320,13 @@ class Shapes:
             else:
                 self._waiting[key] = [(grammar, future)]
                 # The executor may start a thread now.
-                before = threading.stack_size(_STACK_BYTES)
+                before = threading.stack_size(shape_trial.STACK_BYTES)
                 try:
                     self._threads.submit(self._work, key, grammar)
                 finally:
                     threading.stack_size(before)
+            excess = self._excess()
+        _refuse(excess)
         if kept is not None:
             _give(grammar, future, kept[0])
         return future
@@ -272,21 +334,35 @@ class Shapes:
     def _work(self, key: _Key, grammar: Grammar) -> None:
         """Compile a shape for those that wait for it."""
         with self._lock:
-            if all(future.cancelled() for _, future in self._waiting[key]):
-                del self._waiting[key]
+            if all(future.cancelled() for _, future in self._waiting.get(key, ())):
+                self._waiting.pop(key, None)
                 return
-        started = time.thread_time()
+        cpu_s = 0.0
         try:
+            # This takes long once, and not for this shape.
+            self._load(grammar.field)
+            started = time.thread_time()
             result = self._compile(grammar)
+            cpu_s = _ONE_CPU_S if result == _TOO_LONG else time.thread_time() - started
         except BaseException as error:  # noqa: BLE001 - it is that of all that wait
             result = error
         with self._lock:
-            waiting = self._waiting.pop(key)
+            self._usual_s += _NEWEST_WEIGHT * (cpu_s - self._usual_s)
+            waiting = self._waiting.pop(key, ())
             if not isinstance(result, BaseException):
-                self._kept[key] = result, time.thread_time() - started
+                # A reason takes no memory.
+                self._kept[key] = result, 0.0 if isinstance(result, str) else cpu_s
                 self._drop()
+            excess = self._excess()
         for own, future in waiting:
             _give(own, future, result)
+        _refuse(excess)
+
+    def _excess(self) -> list[tuple[Grammar, Future[Any]]]:
+        """Take out the newest that wait, as far as all of them would take too long."""
+        keys = list(self._waiting)[_COMPILERS:]
+        fitting = int(_WAITING_CPU_S / self._usual_s) if self._usual_s else len(keys)
+        return [waiting for key in keys[fitting:] for waiting in self._waiting.pop(key)]
 
     def _drop(self) -> None:
         """Keep no more than may be kept, and at least the newest."""
@@ -296,91 +372,36 @@ class Shapes:
 
     def _compile(self, grammar: Grammar) -> Any:
         """Return the matcher of a shape, or llguidance's reason against it."""
-        llguidance = self._library(grammar.field)
-        make = llguidance.LLMatcher
-        started = time.thread_time()
-        try:
-            convert = make.grammar_from_regex if grammar.regex else make.grammar_from_lark
-            limits = llguidance.LLParserLimits(**_LIMITS)
-            matcher = make(self._compiler, convert(grammar.text), log_level=0, limits=limits)
-            # Now, and not in a step of the batch: the first one takes longest, and finds limits.
-            matcher.compute_bitmask()
-        except ValueError as error:
-            return str(error)
-        if matcher.is_error():
-            return matcher.get_error()
-        if (cpu_s := time.thread_time() - started) > _ONE_CPU_S:
-            return f"it took too long to compile: {cpu_s:.1f} s of a CPU"
-        return matcher
+        if self._trials is None:
+            raise TypeError("not loaded")
+        if reason := self._trials.reason(grammar):
+            return reason
+        matcher, reason = shape_trial.compiled(self._compiler, grammar.text, regex=grammar.regex)
+        return reason or matcher
 
-    def _library(self, field: str) -> Any:
+    def _load(self, field: str) -> None:
+        """Make llguidance's tokenizer, unless it is there."""
         try:
-            import llguidance
-            import llguidance.hf
+            from llguidance import LLTokenizer
         except ImportError:
             raise InputError(
                 f"{field}: the server lacks llguidance; install headrace[structured] there"
             ) from None
-        with self._lock:
+        with self._loading:
             if self._compiler is None:
                 if not self._end_tokens:
                     raise InputError(f"{field}: the model has no end token; leave it out")
+                if (backend := getattr(self._tokenizer, "backend_tokenizer", None)) is None:
+                    raise InputError(f"{field}: there are no masks for the model's tokenizer")
+                backend = copy(backend)
+                backend.no_padding()
+                backend.no_truncation()
+                text = backend.to_str()
                 try:
-                    self._compiler = llguidance.hf.from_tokenizer(
-                        self._tokenizer, eos_token=self._end_tokens
-                    )
+                    self._compiler = LLTokenizer(text, eos_token=self._end_tokens)
                 except ValueError as error:
                     raise InputError(f"{field}: the model's tokenizer: {error}") from None
-        return llguidance
-
-
-def _check_size(grammar: Grammar) -> None:
-    """Refuse what llguidance would compile for long: it cannot be stopped.
-
-    Raises:
-        InputError: the shape is too large.
-    """
-    field, what = grammar.fields[0]
-    if len(grammar.text) > _SHAPE_CHARS:
-        raise InputError(
-            f"{field}: the {what} has more than {_SHAPE_CHARS:,} characters; make it shorter"
-        )
-    if grammar.regex:
-        return
-    if grammar.text.count("\n") >= _LINES_MAX:
-        raise InputError(f"{field}: the {what} has more than {_LINES_MAX:,} lines; give fewer")
-    # Each tool has a line of its own.
-    parts = grammar.text.splitlines() if len(grammar.fields) > 1 else [grammar.text]
-    if sum(len(_SCHEMAS.findall(part)) ** 2 for part in parts) > _SCHEMAS_MAX**2:
-        raise InputError(
-            f"{field}: the {what} has too many members; give no more than {_SCHEMAS_MAX:,}"
-        )
-    if _remainders(grammar.text) > _REMAINDERS_MAX:
-        raise InputError(
-            f"{field}: the numbers of multipleOf need too many masks; give some whose least common "
-            f"multiple is at most {_REMAINDERS_MAX:,} without factors 2 and 5"
-        )
-
-
-def _remainders(text: str) -> int:
-    """Return how many remainders masks may need for `multipleOf`.
-
-    Several numbers for one value join to their least common multiple. Factors 2 and 5 cost nothing.
-    """
-    written = _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
-    total = 1
-    for number in _MULTIPLES.findall(written):
-        digits = number.replace(".", "").strip("0")
-        if len(digits) > _DIGITS_MAX:
-            return _REMAINDERS_MAX + 1
-        multiple = int(digits or 1)
-        for factor in (2, 5):
-            while multiple % factor == 0:
-                multiple //= factor
-        total = math.lcm(total, multiple)
-        if total > _REMAINDERS_MAX:
-            break
-    return total
+                self._trials = _Trials(text, self._end_tokens)
 
 
 def closed(schema: Any) -> Any:

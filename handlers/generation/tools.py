@@ -100,7 +100,7 @@ class Tools:
     def parser(self, form: CallFormat) -> CallParser:
         """Return a parser for an answer."""
         names = {self.functions[n].name for n in self.places}
-        return CallParser(form, names, None if self.parallel else 1, only=self.forced)
+        return CallParser(form, names, None if self.parallel else 1, calls_only=self.forced)
 
     def grammar(self, form: CallFormat, answer: Shape | None) -> Grammar | None:
         """Return what the answer must be; None for any text.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 from typing_extensions import override
 
 from handlers.generation.engine import Engine, NewTokens, Prompt
-from handlers.generation.penalties import Penalties
+from handlers.generation.sampling import Penalties
 from handlers.generation.structure import Grammar
 from headrace.errors import ConfigError
 from headrace.generator import Budget

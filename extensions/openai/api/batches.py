@@ -12,8 +12,7 @@ from api.http.bodies import read_body, require_json
 from api.http.messages import Reply, Request, json_reply
 from api.services import Services
 from api.submission.decoding import JsonDecoder, read_query
-from extensions.openai.api.files import ANCHOR, Page, PageQuery, ends_of, ttl_of
-from extensions.openai.api.stores import FileService
+from extensions.openai.api.files import ANCHOR, FileService, Page, PageQuery, ends_of, ttl_of
 from extensions.openai.batches.files import BATCH, KEEP_MAX_S
 from extensions.openai.batches.store import (
     ENDED,

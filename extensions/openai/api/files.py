@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, Final, Literal, ParamSpec, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +26,6 @@ from api.http.messages import (
 )
 from api.services import Services
 from api.submission.decoding import read_query
-from extensions.openai.api.stores import FileService
 from extensions.openai.api.upload import FILE_FIELD, Upload, file_too_large
 from extensions.openai.batches.files import (
     BATCH,
@@ -33,12 +34,20 @@ from extensions.openai.batches.files import (
     PART_BYTES,
     PURPOSES,
     FileReader,
+    FileStore,
     FileWriter,
     StoredFile,
 )
 from extensions.openai.batches.lists import ItemPage
+from extensions.openai.batches.store import BatchStore
+from headrace.config.settings import Settings
 from headrace.errors import HeadraceError, InvalidParameter, InvalidRequest
 from headrace.jobs.job import Count, True_
+from headrace.payloads.stores import THREADS, build_stores
+from headrace.redis.script_client import ScriptClient
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +56,33 @@ PAGE_MAX: Final = 10_000
 FORM_MAX_BYTES: Final = 256 * 1024
 FIELDS: Final = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 ANCHOR: Final = "created_at"
+
+
+class FileService:
+    """The files and batches, for one event loop. They connect when first used.
+
+    Their stores block, so every call runs on a thread.
+
+    Raises:
+        ConfigError: the settings of the store are not valid.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        self._stores = build_stores(settings, redis_url)
+        client = ScriptClient(self._stores.client)
+        self.store = FileStore(self._stores, client, settings.file_ttl_s)
+        self.batches = BatchStore(client, settings.file_ttl_s, settings.lease_ttl_s)
+        self._threads = ThreadPoolExecutor(THREADS, "headrace-files")
+
+    def close(self) -> None:
+        """Start no more calls and close the stores."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._stores.close()
+
+    async def run(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a blocking call on a thread."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: call(*args, **kwargs))
 
 
 class PageQuery(msgspec.Struct, kw_only=True):

@@ -206,7 +206,7 @@ class _AnswerWriter:
             raise cut_off()
 
     async def _whole(self, job: Job) -> Generation:
-        check_success(job, self._place)
+        check_success(job, self._asked, self._place)
         return read_generation(await result_of(self._services, job), self._asked.model)
 
     def _more(self, part: Part) -> bytes:
@@ -214,12 +214,14 @@ class _AnswerWriter:
             return b""
         check_logprobs(self._asked, part)
         # Some clients read the first call of a chunk alone.
-        first, others = (part.tool_calls or [])[:1], (part.tool_calls or [])[1:]
-        parts = [Part(part.text, part.logprobs, first), *(Part("", None, [one]) for one in others)]
-        written = b"".join(_event(self._chunks.text(self._index, one, self._sent)) for one in parts)
+        calls = part.tool_calls or []
+        parts = [Part(part.text, part.logprobs, calls[:1])]
+        parts += [Part("", None, [call]) for call in calls[1:]]
+        chunks = (self._chunks.text(self._index, chunk, self._sent) for chunk in parts)
+        written = b"".join(map(_event, chunks))
         self._sent += len(part.text)
         self._logprobs += len(part.logprobs or ())
-        self._calls.add(part.tool_calls or ())
+        self._calls.add(calls)
         return written
 
 
@@ -246,8 +248,8 @@ async def _write_answers(
         await asyncio.wait(tasks)
     end = _DONE
     if asked.include_usage:
-        found = [one.generation for one in answers if one.generation is not None]
-        end = _event(chunks.usage(usage_of(asked, found))) + end
+        generations = [writer.generation for writer in answers if writer.generation is not None]
+        end = _event(chunks.usage(usage_of(asked, generations))) + end
     await put(write, end)
     return True
 

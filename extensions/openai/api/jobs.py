@@ -27,8 +27,7 @@ from api.submission.job_request import (
 )
 from extensions.openai.api.errors import envelope
 from extensions.openai.api.limits import admit_jobs
-from extensions.openai.schema.conversations import RESPONSE_PREFIX
-from extensions.openai.schema.errors import failure_of
+from extensions.openai.schema.errors import BadField, failure_of
 from extensions.openai.schema.requests import OpenAIRequest, Shape, read_request
 from headrace.errors import (
     BrokerError,
@@ -102,7 +101,8 @@ async def _job_requests(
         try:
             validated = await validate(services, request, fields, identity)
         except InvalidInput as error:
-            raise at_place(error, asked.place_of(n, len(inputs))) from None
+            bad = BadField(error.message, asked.text_field, hint=error.hint)
+            raise at_place(bad, asked.place_of(n, len(inputs))) from None
         jobs.append(with_trace(validated, trace))
     return jobs
 
@@ -143,7 +143,7 @@ class RequestJobs:
 
     def add_fields(self, *fields: Arg) -> None:
         """Add names and values to the record of each job."""
-        self._requests = [msgspec.structs.replace(one, fields=fields) for one in self._requests]
+        self._requests = [msgspec.structs.replace(job, fields=fields) for job in self._requests]
 
     async def wait(self) -> list[Job]:
         """Submit the jobs and wait until all of them have succeeded.
@@ -162,8 +162,8 @@ class RequestJobs:
             waits: list[asyncio.Task[Job]] = []
             failed: list[int] = []
             try:
-                for n, one in enumerate(self._requests):
-                    waits.append(asyncio.create_task(self._success(n, one, client, failed)))
+                for n, job in enumerate(self._requests):
+                    waits.append(asyncio.create_task(self._success(n, job, client, failed)))
                     if n % PORTION == PORTION - 1:
                         await asyncio.sleep(0)
                     if failed:
@@ -190,7 +190,7 @@ class RequestJobs:
     ) -> Job:
         try:
             job = (await submit_and_wait(self._services, request, client.receive, math.inf)).job
-            check_success(job, self.asked.place_of(index, self.count))
+            check_success(job, self.asked, self.asked.place_of(index, self.count))
         except BaseException:
             failed.append(index)
             raise
@@ -202,7 +202,7 @@ class RequestJobs:
         Raises:
             HeadraceError: a job is refused.
         """
-        return [(await submit(self._services, one)).job for one in self._requests]
+        return [(await submit(self._services, request)).job for request in self._requests]
 
     def failed(self, error: HeadraceError) -> Reply:
         """Return the answer for an error that no repeat of the request can change.
@@ -223,19 +223,20 @@ class RequestJobs:
         if self._requests[0].identity.chosen:
             return
         queue, only = self._services.queue, self._request.caller.only
-        ids = [one.identity.job_id for one in self._requests[:count]]
+        ids = [job.identity.job_id for job in self._requests[:count]]
         try:
             for some in pages_of(ids, PORTION):
                 # Many clients may hang up at once: these calls share one of the script.
-                await asyncio.gather(*(queue.cancel_one(one, only) for one in some))
+                await asyncio.gather(*(queue.cancel_one(job_id, only) for job_id in some))
         except BrokerError as error:
             logger.warning("jobs not cancelled: %s", error.message, extra={"job": self.answer_id})
 
 
-def check_success(job: Job, place: str = "") -> None:
+def check_success(job: Job, asked: OpenAIRequest, place: str = "") -> None:
     """Raise the error of a job that has not succeeded.
 
     Args:
+        asked: the request for which it was made.
         place: the text that it is for, such as `input[3]`; "" for the only one.
 
     Raises:
@@ -246,9 +247,10 @@ def check_success(job: Job, place: str = "") -> None:
         raise cut_off()
     failure = error_of(job)
     if failure is not None:
-        flat = job.id.startswith(RESPONSE_PREFIX)
-        found = failure_of(failure.type, failure.message, retryable=failure.retryable, flat=flat)
-        raise at_place(found, place)
+        error = failure_of(
+            failure.type, failure.message, retryable=failure.retryable, text_field=asked.text_field
+        )
+        raise at_place(error, place)
 
 
 async def result_of(services: Services, job: Job) -> bytes:

@@ -18,6 +18,9 @@ from headrace.jobs.tokens import estimate
 #: The most jobs of one request.
 JOBS_MAX: Final = 2048
 _FEWER: Final = "Send fewer choices or texts in one request."
+_OTHER_KEY: Final = (
+    "Or use a key with a higher {}, which an operator creates with `headrace keys create --{}`."
+)
 
 
 async def admit_jobs(
@@ -59,16 +62,16 @@ async def admit_jobs(
         raise
 
 
+def _never_fits(asked: OpenAIRequest, message: str, advice: str = "") -> InvalidParameter:
+    return InvalidParameter(message, asked.several, hint=f"{_FEWER} {advice}".strip())
+
+
 def _check_size(
     asked: OpenAIRequest, inputs: RequestInputs, options: JobOptions, limit_bytes: int
 ) -> None:
     count = len(inputs)
     if count > JOBS_MAX:
-        raise InvalidParameter(
-            f"this request has {count} jobs, and the limit is {JOBS_MAX}",
-            asked.several,
-            hint=_FEWER,
-        )
+        raise _never_fits(asked, f"this request has {count} jobs, and the limit is {JOBS_MAX}")
     metadata = options.metadata
     own_bytes = 0 if metadata is None else len(msgspec.json.encode(metadata))
     size = inputs.total_bytes + count * own_bytes
@@ -86,15 +89,13 @@ def check_in_flight(asked: OpenAIRequest, count: int, caller: Caller) -> None:
     Raises:
         InvalidParameter: it may not, so that each try would be refused (429).
     """
-    if not caller.in_flight or count <= caller.in_flight:
-        return
-    raise InvalidParameter(
-        f"this request has {count} jobs, and API key {caller.key_id} may have "
-        f"{caller.in_flight} in flight",
-        asked.several,
-        hint=f"{_FEWER} Or use a key with a higher limit, which "
-        "an operator creates with `headrace keys create --in-flight`.",
-    )
+    if caller.in_flight and count > caller.in_flight:
+        raise _never_fits(
+            asked,
+            f"this request has {count} jobs, and API key {caller.key_id} may have "
+            f"{caller.in_flight} in flight",
+            _OTHER_KEY.format("limit", "in-flight"),
+        )
 
 
 def check_tokens(
@@ -120,34 +121,31 @@ def check_tokens(
         needed += estimate(text, stored_bytes, model.options, model.handler, limit)[0]
     needed *= inputs.choices
     if needed > limit:
-        raise InvalidParameter(
+        raise _never_fits(
+            asked,
             f"the {len(inputs)} jobs of this request need about {needed} tokens together, and "
             f"API key {caller.key_id} has {limit} tokens a minute",
-            asked.several,
-            hint="Send fewer choices or texts in one request, or each one alone. Or use a key with "
-            "a higher limit, which an operator creates with `headrace keys create "
-            "--tokens-per-minute`.",
+            f"Or send each one alone. {_OTHER_KEY.format('limit', 'tokens-per-minute')}",
         )
 
 
 def _check_streams(asked: OpenAIRequest, count: int, services: Services) -> None:
     most = services.stream_limit.most(keyed=services.authenticator is not None)
     if count > most:
-        raise InvalidParameter(
+        raise _never_fits(
+            asked,
             f"this stream has {count} answers, each counts as an event stream, and {most} may be "
             "open",
-            asked.several,
-            hint=f"{_FEWER} Or leave stream out.",
+            "Or leave stream out.",
         )
 
 
 def _check_rate(asked: OpenAIRequest, count: int, caller: Caller) -> None:
     most = caller.rate_burst
     if caller.rate and count > most:
-        raise InvalidParameter(
+        raise _never_fits(
+            asked,
             f"this request has {count} jobs, and API key {caller.key_id} may make {most} at once, "
             f"as its rate is {caller.rate:g} a second",
-            asked.several,
-            hint=f"{_FEWER} Or use a key with a higher rate, which an operator creates with "
-            "`headrace keys create --rate`.",
+            _OTHER_KEY.format("rate", "rate"),
         )

@@ -10,8 +10,8 @@ from api.http.messages import Reply
 from api.routes.media import Examples, PathParameter
 from api.services import Services
 from extensions.openai.api.errors import envelope
+from extensions.openai.api.files import FileService
 from extensions.openai.api.operations import OPERATIONS
-from extensions.openai.api.stores import FileService
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import ID
 

@@ -6,7 +6,6 @@ A response is a job, so any API process shows it, and it survives all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Annotated, Any
 
 import msgspec
@@ -46,17 +45,20 @@ from extensions.openai.redis.keys import ITEMS
 from extensions.openai.schema.answers import Part, check_logprobs, read_part
 from extensions.openai.schema.conversations import as_items, packed, shown_items
 from extensions.openai.schema.errors import openai_error
-from extensions.openai.schema.responses import (
+from extensions.openai.schema.requests import OpenAIRequest
+from extensions.openai.schema.response_events import (
     HEAD_EVENTS,
     TAIL_EVENTS,
-    ResponseDeleted,
     ResponseEvents,
+    TextEvents,
+    error_event,
+)
+from extensions.openai.schema.responses import (
+    ResponseDeleted,
     ResponseRequest,
     calls_tools,
-    error_event,
     response_of,
 )
-from extensions.openai.schema.tool_events import ToolEvents
 from extensions.openai.schema.tools import SentCalls
 from headrace.errors import Conflict, HeadraceError, TooManyStreams
 from headrace.jobs.job import Job
@@ -182,8 +184,8 @@ async def _start_stream(
             await jobs.cancel()
 
     try:
-        if attended:
-            await _check_first(services, await first_events(services, stream, job), jobs)
+        if jobs is not None and attended:
+            await _check_first(services, await first_events(services, stream, job), jobs.asked)
     except BaseException:
         await close()
         raise
@@ -209,15 +211,15 @@ def _pieces_before(after: int | None) -> int:
 
 
 async def _check_first(
-    services: Services, first: Sequence[PieceEvent], jobs: RequestJobs | None
+    services: Services, first: Sequence[PieceEvent], asked: OpenAIRequest
 ) -> None:
     """Raise a HeadraceError if the response ends with one, in its first events."""
     for event in first:
         if isinstance(event, Ended):
-            check_success(event.job)
+            check_success(event.job, asked)
             await generation_of(services, event.job)
-        elif isinstance(event, Pieces) and jobs and isinstance(jobs.asked, ResponseRequest):
-            check_logprobs(jobs.asked, read_part(event.pieces, jobs.asked.model))
+        elif isinstance(event, Pieces) and isinstance(asked, ResponseRequest):
+            check_logprobs(asked, read_part(event.pieces, asked.model))
 
 
 class _ResponseWriter:
@@ -241,7 +243,7 @@ class _ResponseWriter:
         self._job = job
         self._after = -1 if after is None else after
         self._checks_load = checks_load
-        self._events = ResponseEvents(job.id)
+        self._events = TextEvents(job.id)
         self.head = self._text(self._events.head(response_of(job))) or HEARTBEAT
         # How long the text is that was sent, and how many log probabilities were.
         self._sent = self._logprobs = 0
@@ -276,7 +278,7 @@ class _ResponseWriter:
             return b""
         self._sent += len(part.text)
         self._logprobs += len(part.logprobs or ())
-        return self._text([self._events.delta(last, part)])
+        return self._text(self._events.delta(last, part))
 
     def _restarted(self, at: int) -> None:
         # The events that the client has may come from after it.
@@ -298,14 +300,13 @@ class _ResponseWriter:
 
     async def _tail(self, last: int, job: Job) -> bytes:
         response, found = await outcome_of(self._services, job)
-        events = self._events.tail(last, response, found)
-        rest = "" if found is None else found.text[self._sent :]
-        likely = None if found is None else found.logprobs
-        if rest and (self._gap or not self._sent) and self._after < 0:
+        written = b""
+        if found is not None and (self._gap or not self._sent) and self._after < 0:
             # Its handler yields no pieces, or some are not kept any more.
-            part = Part(rest, likely and likely[self._logprobs :])
-            events = chain([self._events.delta(last + 1, part)], events)
-        return self._text(events)
+            likely = found.logprobs and found.logprobs[self._logprobs :]
+            part = Part(found.text[self._sent :], likely)
+            written = self._text(self._events.delta(last + 1, part))
+        return written + self._text(self._events.end(last, response, found))
 
     def _text(self, events: Iterable[dict[str, Any]]) -> bytes:
         return b"".join(
@@ -326,7 +327,7 @@ class _ToolWriter(_ResponseWriter):
         self, services: Services, job: Job, after: int | None, *, checks_load: bool
     ) -> None:
         super().__init__(services, job, after, checks_load=checks_load)
-        self._counted = ToolEvents(job.id)
+        self._counted = ResponseEvents(job.id)
         self._calls = SentCalls()
         self.head = self._text(self._counted.head(response_of(job))) or HEARTBEAT
 

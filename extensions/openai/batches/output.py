@@ -18,8 +18,8 @@ from extensions.openai.batches.store import (
     SavedProgress,
 )
 from extensions.openai.redis.keys import BatchField
-from extensions.openai.schema.batch_lines import PARAM, line_answer
-from extensions.openai.schema.errors import failure_of, in_response, openai_error
+from extensions.openai.schema.batch_lines import PARAM, SHAPES, line_answer
+from extensions.openai.schema.errors import FailedJob, failure_of, in_response, openai_error
 from extensions.openai.schema.responses import RESPONSES
 from headrace.errors import BY_CODE, ConfigError, HeadraceError, InvalidParameter
 from headrace.jobs.job import JobFailure
@@ -64,7 +64,7 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
         row = msgspec.structs.replace(row, error=error)
     response: dict[str, Any] | None = None
     if row.status == "rejected" and error is not None and endpoint in OPENAI_ENDPOINTS:
-        response = {"request_id": job_id, **_refusal(row, error)}
+        response = {"request_id": job_id, **_refusal(endpoint, row, error)}
     elif row.status != "rejected" and not (error is not None and error.type in NOT_RUN):
         status, body = _response(endpoint, job_id, row)
         response = {"status_code": status, "request_id": job_id, "body": body}
@@ -77,10 +77,15 @@ def answer_line(batch_id: str, job_id: str, row: Row, endpoint: str = JOBS_ENDPO
     return without_line_ends(_ENCODER.encode(document)) + b"\n"
 
 
-def _refusal(row: Row, error: JobFailure) -> dict[str, Any]:
+def _failure_of(endpoint: str, error: JobFailure) -> FailedJob:
+    text_field = SHAPES[endpoint].text_field
+    return failure_of(error.type, error.message, retryable=error.retryable, text_field=text_field)
+
+
+def _refusal(endpoint: str, row: Row, error: JobFailure) -> dict[str, Any]:
     """Return the answer to a line of which no job was made."""
     known = error.type in BY_CODE
-    failed = failure_of(error.type, error.message, retryable=error.retryable)
+    failed = _failure_of(endpoint, error)
     body = openai_error(failed)
     if PARAM in row.carried:
         body.error.param = msgspec.json.decode(row.carried[PARAM])
@@ -101,7 +106,7 @@ def _response(endpoint: str, job_id: str, row: Row) -> tuple[int, Any]:
         return _OK if row.succeeded else BY_CODE.get(code, HeadraceError).status, body
     if row.error is None:
         return _OK, row.result
-    failed = failure_of(row.error.type, row.error.message, retryable=row.error.retryable)
+    failed = _failure_of(endpoint, row.error)
     return failed.status, openai_error(failed)
 
 

@@ -252,13 +252,13 @@ def read_generation(result: bytes, model: str) -> Generation:
         InvalidParameter: it is neither, so the model is no language model.
     """
     try:
-        found = _GENERATION.decode(result)
+        generation = _GENERATION.decode(result)
     except msgspec.MsgspecError:
         raise _wrong_model(
             model, "is no language model: its result is neither a text nor an object with text, "
             "finish_reason and usage",
         ) from None  # fmt: skip
-    return Generation(found) if isinstance(found, str) else found
+    return Generation(generation) if isinstance(generation, str) else generation
 
 
 def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
@@ -270,15 +270,15 @@ def read_part(pieces: Sequence[msgspec.Raw], model: str) -> Part:
         HandlerError: a piece is neither.
     """
     try:
-        found = [_PART.decode(piece) for piece in pieces]
+        read = [_PART.decode(piece) for piece in pieces]
     except msgspec.MsgspecError:
         raise HandlerError(
             f"model {model} streams pieces that are no text; this endpoint needs text"
         ) from None
-    parts = [Part(one) if isinstance(one, str) else one for one in found]
-    logprobs = [one.logprobs for one in parts if one.logprobs is not None]
-    text = "".join(one.text for one in parts)
-    calls = joined(call for one in parts for call in one.tool_calls or ())
+    parts = [Part(part) if isinstance(part, str) else part for part in read]
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    text = "".join(part.text for part in parts)
+    calls = joined(call for part in parts for call in part.tool_calls or ())
     return Part(text, list(chain.from_iterable(logprobs)) if logprobs else None, calls or None)
 
 
@@ -312,55 +312,56 @@ def answer(
         return _embeddings(request, results)
     if not isinstance(request, GenerationRequest):
         raise TypeError(type(request).__name__)
-    found = [read_generation(result, request.model) for result in results]
-    for one in found:
-        check_logprobs(request, one)
-    head = {**_head(request, answer_id, created), "usage": usage_of(request, found)}
+    generations = [read_generation(result, request.model) for result in results]
+    for generation in generations:
+        check_logprobs(request, generation)
+    head = {**_head(request, answer_id, created), "usage": usage_of(request, generations)}
     if isinstance(request, ChatRequest):
         return ChatCompletion(
             **head,
             choices=[
                 ChatChoice(
-                    index=n,
-                    message=_chat_message(one, _job_id(answer_id, n)),
-                    logprobs=_chat_logprobs(one.logprobs),
-                    finish_reason=one.finish,
+                    index=index,
+                    message=_chat_message(generation, _job_id(answer_id, index)),
+                    logprobs=_chat_logprobs(generation.logprobs),
+                    finish_reason=generation.finish,
                 )
-                for n, one in enumerate(found)
+                for index, generation in enumerate(generations)
             ],
         )
     if isinstance(request, CompletionRequest) and request.ranked:
-        found = _best(request, found)
+        generations = _best(request, generations)
     return Completion(
         **head,
         choices=[
             CompletionChoice(
-                text=one.text,
-                index=n,
-                logprobs=_completion_logprobs(one.logprobs),
-                finish_reason=one.finish,
+                text=generation.text,
+                index=index,
+                logprobs=_completion_logprobs(generation.logprobs),
+                finish_reason=generation.finish,
             )
-            for n, one in enumerate(found)
+            for index, generation in enumerate(generations)
         ],
     )
 
 
-def _best(request: CompletionRequest, found: Sequence[Generation]) -> list[Generation]:
+def _best(request: CompletionRequest, generations: Sequence[Generation]) -> list[Generation]:
     """Return the `n` answers to each prompt whose tokens are the likeliest, the best one first."""
     best: list[Generation] = []
-    for first in range(0, len(found), request.choices):
-        answers = sorted(found[first : first + request.choices], key=_mean_logprob, reverse=True)
-        best += answers[: request.n or 1]
+    for first in range(0, len(generations), request.choices):
+        of_prompt = generations[first : first + request.choices]
+        best += sorted(of_prompt, key=_mean_logprob, reverse=True)[: request.n or 1]
     if request.logprobs is None:
-        best = [msgspec.structs.replace(one, logprobs=None) for one in best]
+        best = [msgspec.structs.replace(generation, logprobs=None) for generation in best]
     return best
 
 
-def _mean_logprob(found: Generation) -> float:
+def _mean_logprob(generation: Generation) -> float:
     # The tokens of a prompt come before those of its answer, and have no share in this.
-    count = found.usage.completion_tokens if found.usage is not None else None
-    tokens = found.logprobs or []
-    own = [one.logprob or 0.0 for one in tokens[max(0, len(tokens) - (count or len(tokens))) :]]
+    count = generation.usage.completion_tokens if generation.usage is not None else None
+    tokens = generation.logprobs or []
+    new = tokens[max(0, len(tokens) - (count or len(tokens))) :]
+    own = [token.logprob or 0.0 for token in new]
     return sum(own) / len(own) if own else -math.inf
 
 
@@ -371,13 +372,13 @@ def _head(request: GenerationRequest, answer_id: str, created: int) -> dict[str,
     }  # fmt: skip
 
 
-def usage_of(request: GenerationRequest, found: Sequence[Generation]) -> Usage | None:
+def usage_of(request: GenerationRequest, generations: Sequence[Generation]) -> Usage | None:
     """Return the tokens of all answers together; None if one has no count.
 
     A prompt with several answers counts once.
     """
-    usages = [one.usage for one in found if one.usage is not None]
-    if len(usages) < len(found):
+    usages = [generation.usage for generation in generations if generation.usage is not None]
+    if len(usages) < len(generations):
         return None
     prompt = sum(usage.prompt_tokens for usage in usages[:: request.choices])
     cached = sum(usage.cached_tokens for usage in usages[:: request.choices])
@@ -390,11 +391,11 @@ def _job_id(answer_id: str, index: int) -> str:
     return f"{answer_id}.{index}" if index else answer_id
 
 
-def _chat_message(found: Generation, job_id: str) -> ChatMessage:
-    if not found.tool_calls:
-        return ChatMessage(content=found.text)
-    calls = calls_of(job_id, found.tool_calls)
-    return ChatMessage(content=found.text or None, tool_calls=calls)
+def _chat_message(generation: Generation, job_id: str) -> ChatMessage:
+    if not generation.tool_calls:
+        return ChatMessage(content=generation.text)
+    calls = calls_of(job_id, generation.tool_calls)
+    return ChatMessage(content=generation.text or None, tool_calls=calls)
 
 
 def _chat_logprobs(logprobs: list[ChosenToken] | None) -> ChatLogprobs | None:
@@ -412,22 +413,21 @@ def _completion_logprobs(
     if logprobs is None:
         return None
     # A special token is no part of the text, and has no bytes.
-    lengths = [0 if one.bytes == [] else len(one.token) for one in logprobs]
+    lengths = [0 if token.bytes == [] else len(token.token) for token in logprobs]
     return CompletionLogprobs(
-        tokens=[one.token for one in logprobs],
-        token_logprobs=[one.logprob for one in logprobs],
-        # Tokens can have the same text. The likeliest comes last, so it is kept.
-        top_logprobs=[
-            None
-            if one.logprob is None
-            else {
-                one.token: one.logprob,
-                **{other.token: other.logprob for other in reversed(one.top_logprobs)},
-            }
-            for one in logprobs
-        ],
+        tokens=[token.token for token in logprobs],
+        token_logprobs=[token.logprob for token in logprobs],
+        top_logprobs=[_likely_texts(token) for token in logprobs],
         text_offset=list(accumulate(lengths[:-1], initial=before)) if lengths else [],
     )
+
+
+def _likely_texts(token: ChosenToken) -> dict[str, float] | None:
+    if token.logprob is None:
+        return None
+    # Tokens can have the same text. The likeliest comes last, so it is kept.
+    likely = {other.token: other.logprob for other in reversed(token.top_logprobs)}
+    return {token.token: token.logprob, **likely}
 
 
 class Chunks:
@@ -479,12 +479,12 @@ class Chunks:
 
 
 def _embeddings(request: EmbeddingRequest, results: Sequence[bytes]) -> Embeddings:
-    found = [_vector(result, request.model) for result in results]
-    tokens = sum(one.usage.get("prompt_tokens", 0) for one in found)
+    vectors = [_vector(result, request.model) for result in results]
+    tokens = sum(vector.usage.get("prompt_tokens", 0) for vector in vectors)
     return Embeddings(
         data=[
-            Embedding(index=n, embedding=_encoded(one.embedding, request.encoding_format))
-            for n, one in enumerate(found)
+            Embedding(index=n, embedding=_encoded(vector.embedding, request.encoding_format))
+            for n, vector in enumerate(vectors)
         ],
         model=request.model,
         usage=EmbeddingUsage(tokens, tokens),
@@ -493,13 +493,13 @@ def _embeddings(request: EmbeddingRequest, results: Sequence[bytes]) -> Embeddin
 
 def _vector(result: bytes, model: str) -> _Vector:
     try:
-        found = _VECTOR.decode(result)
+        vector = _VECTOR.decode(result)
     except msgspec.MsgspecError:
         raise _wrong_model(
             model, "makes no embeddings: its result is neither a list of numbers nor an object "
             "with embedding and usage",
         ) from None  # fmt: skip
-    return _Vector(found) if isinstance(found, list) else found
+    return _Vector(vector) if isinstance(vector, list) else vector
 
 
 def _wrong_model(model: str, what: str) -> InvalidParameter:

@@ -110,6 +110,6 @@ def line_answer(
         )  # fmt: skip
         return response_of(job, read_generation(result, job.model))
     fields: dict[str, Any] = {**shown, "service_tier": _TIER}
-    own = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}[endpoint]
-    request = SHAPES[endpoint](**{**fields, own: ""})
+    shape = SHAPES[endpoint]
+    request = shape(**{**fields, shape.text_field: ""})
     return answer(request, job_id, created, [result])

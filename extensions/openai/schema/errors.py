@@ -25,7 +25,8 @@ _BAD_REQUEST: Final = 400
 _UNPROCESSABLE: Final = 422
 #: OpenAI's codes, which clients look for, by those of this server.
 _CODES: Final = {
-    errors.ModelNotFound.code: "model_not_found",
+    **dict.fromkeys(BAD_INPUT, "invalid_value"),
+    ModelNotFound.code: "model_not_found",
     errors.RateLimited.code: "rate_limit_exceeded",
     errors.TooManyInFlight.code: "rate_limit_exceeded",
     errors.TooManyStreams.code: "rate_limit_exceeded",
@@ -37,6 +38,10 @@ _FIELD: Final = re.compile(
     r"(?:\[|\.|: | and )|(chat_template_kwargs|echo|logit_bias|logprobs|max_tokens|min_tokens|"
     r"stop|seed|tool_choice): "
 )
+
+
+#: The fields that have the texts of a job. A request can have another name for its own.
+_TEXT_FIELDS: Final = ("messages", "prompt")
 
 
 class BadField(InvalidParameter):
@@ -51,6 +56,16 @@ class BadField(InvalidParameter):
     ) -> None:
         super().__init__(message, param, hint=hint)
         self.openai = openai
+
+
+class FailedJob(HeadraceError):
+    """A job of a request has failed.
+
+    Attributes:
+        param: the field at fault; None if it is unknown.
+    """
+
+    param: str | None = None
 
 
 class ErrorDetail(msgspec.Struct):
@@ -91,10 +106,7 @@ def status_of(error: HeadraceError | type[HeadraceError]) -> int:
 def _param(error: HeadraceError) -> str | None:
     if isinstance(error, ModelNotFound):
         return "model"
-    if isinstance(error, InvalidParameter):
-        return error.param
-    field = _FIELD.match(error.message) if error.code in BAD_INPUT else None
-    return field and (field[1] or field[2])
+    return error.param if isinstance(error, InvalidParameter | FailedJob) else None
 
 
 def _code(error: HeadraceError) -> str:
@@ -110,14 +122,20 @@ def in_response(message: str) -> str:
     return message.replace(".function.parameters:", ".parameters:")
 
 
-def failure_of(code: str, message: str, *, retryable: bool, flat: bool = False) -> HeadraceError:
+def failure_of(code: str, message: str, *, retryable: bool, text_field: str) -> FailedJob:
     """Return the error of a job that has failed; a bad input is a bad request.
 
     Args:
         code: that of the job's error; it may be one of a handler.
-        flat: it is that of a response.
+        text_field: the field of the request that has its texts.
     """
-    error = HeadraceError(in_response(message) if flat else message)
+    error = FailedJob(in_response(message) if text_field == "input" else message)
     error.code, error.retryable = code, retryable
-    error.status = 400 if code in BAD_INPUT else BY_CODE.get(code, HeadraceError).status
+    error.status = BY_CODE.get(code, HeadraceError).status
+    if code in BAD_INPUT:
+        error.status = _BAD_REQUEST
+        field = _FIELD.match(message)
+        name = field and (field[1] or field[2])
+        of_texts = code == InvalidInput.code or CONTEXT_LENGTH in message
+        error.param = text_field if of_texts or name in _TEXT_FIELDS else name
     return error

@@ -6,7 +6,7 @@ unless its value changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
@@ -96,11 +96,13 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             change nothing.
         defaults: values of its fields that mean the default.
         id_prefix: how the ids of its answers begin.
+        text_field: the field that has its texts.
     """
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {}
     defaults: ClassVar[Mapping[str, Neutral]] = {}
     id_prefix: ClassVar[str] = ""
+    text_field: ClassVar[str] = "input"
 
     model: Annotated[str, Meta(description="The name of a model of this server.")]
     service_tier: Annotated[
@@ -122,7 +124,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def several(self) -> str:
         """The field because of which it has more than one job."""
-        return "input"
+        return self.text_field
 
     def place_of(self, index: int, jobs: int) -> str:
         """Return which text a job is for, such as `input[3]`; "" if there is only one."""
@@ -136,7 +138,7 @@ class OpenAIRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return JobOptions(priority=_PRIORITIES.get(self.tier, STEPS[0]), metadata=metadata or None)
 
     def inputs(self) -> RequestInputs:
-        """Return the inputs of its jobs."""
+        """Return the inputs of its jobs: all answers to the first prompt, then to the next one."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -174,11 +176,20 @@ class SampledRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):
         """How many of the likeliest tokens come with log probabilities; None without these."""
         raise NotImplementedError
 
-    def sampling(self) -> dict[str, Any]:
-        """Return what the inputs of its jobs have of this, besides `seed`."""
-        names = SampledRequest.__struct_fields__
-        shared = (*OpenAIRequest.__struct_fields__, "seed")
-        return {name: getattr(self, name) for name in names if name not in shared}
+    def inputs_of(
+        self, prompts: Sequence[Any], max_tokens: int | None, choices: int = 1, **more: Any
+    ) -> RequestInputs:
+        """Return the inputs of its jobs.
+
+        Args:
+            prompts: what differs between them, as members of an input.
+            more: members that all of them have, besides those of sampling.
+        """
+        of_all = (*OpenAIRequest.__struct_fields__, "seed")
+        names = [name for name in SampledRequest.__struct_fields__ if name not in of_all]
+        sampling = {name: getattr(self, name) for name in names}
+        shared = {"max_tokens": max_tokens, **sampling, "logprobs": self.likeliest, **more}
+        return RequestInputs(prompts, shared, choices, self.seed)
 
 
 class GenerationRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
@@ -211,34 +222,9 @@ class GenerationRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def prompts(self) -> list[dict[str, Any]]:
-        """Return the prompts, as members of a job's input."""
-        raise NotImplementedError
-
-    @property
-    def new_tokens(self) -> int | None:
-        """The most new tokens of an answer; None for the model's default."""
-        raise NotImplementedError
-
     def shape(self) -> dict[str, Any] | None:
         """Return what an answer must be; None for any text."""
         return shape_of_outputs(self.structured_outputs)
-
-    def more(self) -> dict[str, Any]:
-        """Return further members of the inputs of its jobs."""
-        return {}
-
-    @override
-    def inputs(self) -> RequestInputs:
-        """Return the inputs of its jobs: `choices` for the first prompt, then the next ones."""
-        shared = {
-            "max_tokens": self.new_tokens,
-            **self.sampling(),
-            "logprobs": self.likeliest,
-            "structured": self.shape(),
-            **self.more(),
-        }
-        return RequestInputs(self.prompts(), shared, self.choices, self.seed)
 
     @override
     def check(self) -> None:
@@ -266,6 +252,7 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     }
     defaults: ClassVar[Mapping[str, Neutral]] = {"max_tokens": (-1,)}
     id_prefix: ClassVar[str] = "chatcmpl-"
+    text_field: ClassVar[str] = "messages"
 
     messages: Annotated[
         list[dict[str, Any]],
@@ -293,12 +280,6 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     continue_final_message: Annotated[
         bool | None, Meta(description="The answer goes on with the last message. As in vLLM.")
     ] = None
-
-    @override
-    def more(self) -> dict[str, Any]:
-        names = ("chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-        own = {name: getattr(self, name) for name in names}
-        return {**own, **self.tool_fields()}
 
     def tool_fields(self) -> dict[str, Any]:
         """Return the members of a job's input with the tools."""
@@ -333,14 +314,18 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @override
-    def prompts(self) -> list[dict[str, Any]]:
+    def inputs(self) -> RequestInputs:
         messages = [plain_role(message) for message in self.messages]
-        return [{"messages": messages, **self.tool_fields()}]
-
-    @property
-    @override
-    def new_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        newer = self.max_completion_tokens
+        return self.inputs_of(
+            [{"messages": messages, **self.tool_fields()}],
+            self.max_tokens if newer is None else newer,
+            self.choices,
+            structured=self.shape(),
+            chat_template_kwargs=self.chat_template_kwargs,
+            add_generation_prompt=self.add_generation_prompt,
+            continue_final_message=self.continue_final_message,
+        )
 
 
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
@@ -351,6 +336,7 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         "suffix": ("",),
     }
     id_prefix: ClassVar[str] = "cmpl-"
+    text_field: ClassVar[str] = "prompt"
 
     prompt: Annotated[
         Any,
@@ -397,23 +383,17 @@ class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=T
         if self.max_tokens == 0 and not self.echo:
             raise InvalidParameter("max_tokens is 0 without echo", "max_tokens", hint="Give 1.")
 
-    @override
-    def more(self) -> dict[str, Any]:
-        return {"echo": self.echo}
-
     @property
     @override
     def likeliest(self) -> int | None:
         return 0 if self.logprobs is None and self.ranked else self.logprobs
 
     @override
-    def prompts(self) -> list[dict[str, Any]]:
-        return [{"prompt": prompt} for prompt in texts_of(self.prompt, "prompt")]
-
-    @property
-    @override
-    def new_tokens(self) -> int | None:
-        return self.max_tokens
+    def inputs(self) -> RequestInputs:
+        prompts = [{"prompt": prompt} for prompt in texts_of(self.prompt, "prompt")]
+        return self.inputs_of(
+            prompts, self.max_tokens, self.choices, structured=self.shape(), echo=self.echo
+        )
 
 
 class EmbeddingRequest(OpenAIRequest, kw_only=True, forbid_unknown_fields=True):

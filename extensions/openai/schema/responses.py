@@ -1,11 +1,11 @@
-"""OpenAI's responses: a request as a job, the job as a response, and its stream as events.
+"""OpenAI's responses: a request as a job, and the job as a response.
 
 What a response repeats of its request is in the metadata of its job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from extensions.openai.schema.answers import ChosenToken, Generation, Part
 from extensions.openai.schema.conversations import RESPONSE_PREFIX, as_items, message_id
-from extensions.openai.schema.errors import BAD_INPUT, BadField, ErrorDetail, in_response
+from extensions.openai.schema.errors import BAD_INPUT, BadField, in_response
 from extensions.openai.schema.formats import shape_of_format
 from extensions.openai.schema.inputs import RequestInputs
 from extensions.openai.schema.neutral import (
@@ -44,6 +44,7 @@ from extensions.openai.schema.tools import (
     item_of,
     tool_fields,
 )
+from handlers.generation.inputs import OTHER_PARTS
 from headrace.errors import InvalidParameter
 from headrace.jobs.job import Count, Job, State, error_of
 from headrace.jobs.options import METADATA_MAX_BYTES, JobOptions
@@ -54,19 +55,13 @@ RESPONSES: Final = "/v1/responses"
 ECHO: Final = "openai_response"
 #: What a request includes for log probabilities.
 LOGPROBS: Final = "message.output_text.logprobs"
-#: Events before the first text: created, in progress, item added, part added.
-HEAD_EVENTS: Final = 4
-#: Events after the last piece: a text without pieces, text done, part done, item done, completed.
-TAIL_EVENTS: Final = 5
 
 #: The temperature and top_p of OpenAI's API if a request has none.
 _USUAL: Final = 1.0
 #: What OpenAI's types require of a tool.
 _TOOL: Final[dict[str, Any]] = {"description": None, "parameters": None, "strict": None}
-#: The parts of a message that are no text, and what they are.
-_OTHER_PARTS: Final = {
-    "input_audio": "audio", "input_file": "files", "input_image": "images", "refusal": "refusals",
-}  # fmt: skip
+#: What Open Responses' types require of such a format. An answer always fits its schema.
+_JSON_SCHEMA: Final[dict[str, Any]] = {"name": "", "description": None, "strict": True}
 _TEXT_TYPES: Final = frozenset({"input_text", "output_text", "text"})
 
 
@@ -137,22 +132,22 @@ class ResponseRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
 
     def format(self) -> dict[str, Any] | None:
         """Return the format of the answer; None if the request names none."""
-        given = {name: one for name, one in (self.text or {}).items() if one is not None}
+        given = {name: value for name, value in (self.text or {}).items() if value is not None}
         for name, value in given.items():
             if name != "format" and (name, value) != ("verbosity", "medium"):
                 raise BadField(
                     f"text.{name[:64]} is not supported here", "text",
                     hint="Leave it out.", openai="unsupported_parameter",
                 )  # fmt: skip
-        found = given.get("format")
-        if found is not None and not isinstance(found, dict):
+        form = given.get("format")
+        if form is not None and not isinstance(form, dict):
             raise InvalidParameter("text.format is no object", "text", hint="Give its type.")
-        return found
+        return form
 
     def shape(self) -> dict[str, Any] | None:
         """Return what the answer must be; None for any text."""
-        found = self.format()
-        return None if found is None else shape_of_format(found, "text.format", None)
+        form = self.format()
+        return None if form is None else shape_of_format(form, "text.format", None)
 
     @property
     @override
@@ -165,10 +160,10 @@ class ResponseRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
         super().check()
         self.shape()
         self.tool_fields()
-        for one in self.include or ():
-            if one != LOGPROBS and not is_neutral([one], (NEVER_MADE,)):
+        for included in self.include or ():
+            if included != LOGPROBS and not is_neutral([included], (NEVER_MADE,)):
                 raise BadField(
-                    f"include: {one[:64]!r} is not supported here", "include",
+                    f"include: {included[:64]!r} is not supported here", "include",
                     hint="Leave it out.", openai="unsupported_parameter",
                 )  # fmt: skip
         if self.background and self.store is False:
@@ -183,14 +178,12 @@ class ResponseRequest(SampledRequest, kw_only=True, forbid_unknown_fields=True):
             _add_item(messages, place, item)
         if self.instructions is not None:
             messages.insert(0, {"role": "system", "content": self.instructions})
-        shared = {
-            "max_tokens": self.max_output_tokens,
-            **self.sampling(),
-            "logprobs": self.likeliest,
-            "chat_template_kwargs": self.chat_template_kwargs,
-            "structured": self.shape(),
-        }
-        return RequestInputs([{"messages": messages, **self.tool_fields()}], shared, seed=self.seed)
+        return self.inputs_of(
+            [{"messages": messages, **self.tool_fields()}],
+            self.max_output_tokens,
+            structured=self.shape(),
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
 
     @override
     def options(self) -> JobOptions:
@@ -377,8 +370,8 @@ def echo_of(job: Job) -> tuple[Echo, dict[str, Any]] | None:
 
 def calls_tools(job: Job) -> bool:
     """Return whether the response of a job can call tools."""
-    found = echo_of(job)
-    return found is not None and found[0].tool_choice is not None
+    repeated = echo_of(job)
+    return repeated is not None and repeated[0].tool_choice is not None
 
 
 def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> Response:
@@ -401,9 +394,10 @@ def response_of(job: Job, found: Generation | None = None, wrong: str = "") -> R
         error = ResponseError("invalid_prompt" if bad else "server_error", message)
     usage = None if found is None else found.usage
     repeated = {**msgspec.structs.asdict(echo), **_in_force(echo)}
-    text = TextConfig(repeated.pop("format") or {"type": "text"})
+    form = repeated.pop("format") or {"type": "text"}
+    text = TextConfig({**_JSON_SCHEMA, **form} if form.get("type") == "json_schema" else form)
     repeated["tool_choice"] = echo.tool_choice or "auto"
-    repeated["tools"] = [{**_TOOL, **one} for one in echo.tools]
+    repeated["tools"] = [{**_TOOL, **tool} for tool in echo.tools]
     return Response(
         id=job.id,
         created_at=job.created_us // US_PER_S,
@@ -432,104 +426,30 @@ def _in_force(echo: Echo) -> dict[str, float]:
     return {name: _USUAL if value is None else value for name, value in given.items()}
 
 
-def message_of(job_id: str, found: Generation | None) -> OutputMessage:
-    """Return the message of a response; None for one that has not begun."""
-    if found is None:
-        return OutputMessage(id=message_id(job_id), status="in_progress", content=[])
-    return OutputMessage(
-        id=message_id(job_id),
-        status="incomplete" if found.finish == "length" else "completed",
-        content=[text_of_part(found)],
-    )
-
-
 def text_of_part(part: Part) -> OutputText:
     """Return the text of a message, or of a part of it."""
-    return OutputText(text=part.text, logprobs=[_with_bytes(one) for one in part.logprobs or ()])
+    return OutputText(text=part.text, logprobs=[*map(_with_bytes, part.logprobs or ())])
 
 
-def _with_bytes(one: ChosenToken) -> ChosenToken:
+def _with_bytes(token: ChosenToken) -> ChosenToken:
     """Return a token whose bytes are a list, as clients require."""
-    top = [msgspec.structs.replace(other, bytes=other.bytes or []) for other in one.top_logprobs]
-    return msgspec.structs.replace(one, bytes=one.bytes or [], top_logprobs=top)
+    top = [msgspec.structs.replace(other, bytes=other.bytes or []) for other in token.top_logprobs]
+    return msgspec.structs.replace(token, bytes=token.bytes or [], top_logprobs=top)
 
 
 def output_of(job_id: str, found: Generation) -> list[OutputMessage | FunctionCall]:
     """Return the items of a response: its text, and its calls."""
     calls = found.tool_calls or []
     items: list[OutputMessage | FunctionCall] = []
-    items += [message_of(job_id, found)] if found.text or not calls else []
-    items += [item_of(job_id, n, one) for n, one in enumerate(calls)]
-    for item in items[:-1]:
-        item.status = "completed"
-    items[-1].status = "incomplete" if found.finish == "length" else "completed"
+    if found.text or not calls:
+        message = OutputMessage(
+            id=message_id(job_id), status="completed", content=[text_of_part(found)]
+        )
+        items.append(message)
+    items += [item_of(job_id, number, call) for number, call in enumerate(calls)]
+    if found.finish == "length":
+        items[-1].status = "incomplete"
     return items
-
-
-def queued_and_running(response: Response) -> tuple[Response, Response]:
-    """Return a response as it was before its first text."""
-    queued = msgspec.structs.replace(response, status="queued", output=[], usage=None)
-    return queued, msgspec.structs.replace(queued, status="in_progress")
-
-
-class ResponseEvents:
-    """Writes the events of a response.
-
-    The number of an event follows from the pieces of its job alone, so that each process gives the
-    same event the same number. A text that ends with the n-th piece has the number n + 3.
-    """
-
-    def __init__(self, job_id: str) -> None:
-        self._place: dict[str, Any] = {
-            "item_id": message_id(job_id), "output_index": 0, "content_index": 0,
-        }  # fmt: skip
-        self._item = {"output_index": 0}
-        self._job_id = job_id
-
-    def head(self, response: Response) -> Iterator[dict[str, Any]]:
-        """Yield the events before the first text."""
-        queued, running = queued_and_running(response)
-        yield _event(0, "response.created", response=queued)
-        yield _event(1, "response.in_progress", response=running)
-        item = message_of(self._job_id, None)
-        yield _event(2, "response.output_item.added", **self._item, item=item)
-        part = OutputText(text="")
-        yield _event(3, "response.content_part.added", **self._place, part=part)
-
-    def delta(self, last: int, part: Part) -> dict[str, Any]:
-        """Return the event with the text up to the piece `last`."""
-        number, made = HEAD_EVENTS - 1 + last, text_of_part(part)
-        return _event(
-            number, "response.output_text.delta", **self._place, delta=made.text,
-            logprobs=made.logprobs,
-        )  # fmt: skip
-
-    def tail(
-        self, last: int, response: Response, found: Generation | None
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the events after the piece `last`, which end the stream."""
-        number = HEAD_EVENTS + 1 + last
-        if found is None:
-            yield _event(number, "response.failed", response=response)
-            return
-        part = text_of_part(found)
-        yield _event(
-            number, "response.output_text.done", **self._place, text=part.text,
-            logprobs=part.logprobs,
-        )  # fmt: skip
-        yield _event(number + 1, "response.content_part.done", **self._place, part=part)
-        item = message_of(self._job_id, found)
-        yield _event(number + 2, "response.output_item.done", **self._item, item=item)
-        yield _event(number + 3, f"response.{response.status}", response=response)
-
-
-def error_event(number: int, error: ErrorDetail) -> dict[str, Any]:
-    """Return the event for a stream that ends before its response."""
-    return _event(number, "error", code=error.code, message=error.message, param=error.param)
-
-
-def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:
-    return {"type": kind, "sequence_number": number, **fields}
 
 
 def _add_item(messages: list[dict[str, Any]], place: int, item: dict[str, Any]) -> None:
@@ -567,7 +487,7 @@ def _text_of(place: str, part: Any) -> str:
     text = part.get("text") if kind in _TEXT_TYPES else None
     if isinstance(text, str):
         return text
-    what = f"{_OTHER_PARTS[kind]} are" if kind in _OTHER_PARTS else "a part that is no text is"
+    what = OTHER_PARTS.get(kind, "a part that is no text is")
     raise BadField(
         f"{place}: {what} not supported here", "input", hint="Give parts of the type input_text."
     )

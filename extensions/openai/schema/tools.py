@@ -85,31 +85,33 @@ def _bare(job_id: str, number: int) -> str:
 def calls_of(job_id: str, calls: Sequence[CallPart]) -> list[ToolCall]:
     """Return the calls of an answer to a chat."""
     return [
-        ToolCall(id=f"call_{_bare(job_id, n)}", function=CalledFunction(one.arguments, one.name))
-        for n, one in enumerate(calls)
+        ToolCall(
+            id=f"call_{_bare(job_id, number)}", function=CalledFunction(call.arguments, call.name)
+        )
+        for number, call in enumerate(calls)
     ]
 
 
 def deltas_of(job_id: str, parts: Sequence[CallPart]) -> list[ToolCallDelta]:
     """Return parts of calls as a chunk has them."""
     deltas = []
-    for one in parts:
-        delta = ToolCallDelta(index=one.index, function=CalledFunction(one.arguments, one.name))
-        if one.name:
-            delta.id, delta.type = f"call_{_bare(job_id, one.index)}", "function"
+    for part in parts:
+        delta = ToolCallDelta(index=part.index, function=CalledFunction(part.arguments, part.name))
+        if part.name:
+            delta.id, delta.type = f"call_{_bare(job_id, part.index)}", "function"
         deltas.append(delta)
     return deltas
 
 
 def joined(parts: Iterable[CallPart]) -> list[CallPart]:
     """Return parts of calls, one for each call."""
-    found: list[CallPart] = []
-    for one in parts:
-        if found and not one.name and found[-1].index == one.index:
-            found[-1].arguments += one.arguments
+    calls: list[CallPart] = []
+    for part in parts:
+        if calls and not part.name and calls[-1].index == part.index:
+            calls[-1].arguments += part.arguments
         else:
-            found.append(one)
-    return found
+            calls.append(part)
+    return calls
 
 
 def item_of(
@@ -135,18 +137,18 @@ class SentCalls:
 
     def add(self, parts: Sequence[CallPart]) -> None:
         """Count parts that are sent."""
-        for one in parts:
-            if one.name or not self._lengths:
+        for part in parts:
+            if part.name or not self._lengths:
                 self._lengths.append(0)
-            self._lengths[-1] += len(one.arguments)
+            self._lengths[-1] += len(part.arguments)
 
     def rest(self, calls: Sequence[CallPart]) -> list[CallPart]:
         """Return the parts of these calls that are not sent."""
-        known = [*self._lengths, *(-1 for _ in calls)]
+        sent = [*self._lengths, *(-1 for _ in calls)]
         return [
-            CallPart(n, one.name if sent < 0 else "", one.arguments[max(sent, 0) :])
-            for n, (one, sent) in enumerate(zip(calls, known, strict=False))
-            if sent < len(one.arguments)
+            CallPart(number, call.name if length < 0 else "", call.arguments[max(length, 0) :])
+            for number, (call, length) in enumerate(zip(calls, sent, strict=False))
+            if length < len(call.arguments)
         ]
 
 
@@ -161,9 +163,8 @@ def tool_fields(
     Raises:
         BadField: a tool or the choice is not valid.
     """
-    given: list[Any] = [_nested(one) for one in tools or ()] if flat else list(tools or ())
-    if flat and isinstance(choice, dict):
-        choice = _nested(choice)
+    given = [_nested(tool) if flat else tool for tool in tools or ()]
+    choice = _nested(choice) if flat else choice
     try:
         read_tools(given, choice, parallel=True)
     except InputError as error:
@@ -181,10 +182,10 @@ def tool_fields(
     return fields
 
 
-def _nested(one: Any) -> Any:
-    if not isinstance(one, dict) or one.get("type") != "function" or "function" in one:
-        return one
-    function = {name: value for name, value in one.items() if name != "type"}
+def _nested(tool: Any) -> Any:
+    if not isinstance(tool, dict) or tool.get("type") != "function" or "function" in tool:
+        return tool
+    function = {name: value for name, value in tool.items() if name != "type"}
     return {"type": "function", "function": function}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from extensions.openai.api.stores import FileService
+from extensions.openai.api.files import FileService
 from extensions.openai.batches.execution import BatchExecution
 from extensions.openai.batches.runner import ACTS_FOR, internal_key
 from headrace.access.api_key import Scope

@@ -119,6 +119,9 @@ class TokenMeter:
 BATCHES_MAX: Final = 4096
 #: How many requests may wait for memory before the worker sends no more.
 WAITING_MAX: Final = 4
+#: How many requests may be prepared besides those that have room. Further ones take the room of
+#: others, so that only so many come.
+PREPARING_MAX: Final = 16
 #: For how long offline requests wait at most for the first piece of an online one, in seconds.
 AWAITED_S: Final = 0.5
 #: For how long a frame waits at most while nothing runs and requests are prepared, in seconds.
@@ -151,7 +154,7 @@ class ContinuousExecutor:
         if isinstance(handler, SendsPieces):
             handler.send_pieces_to(self._send_piece)
         self._meter = TokenMeter(send, self._state)
-        # What other threads prepare. Each takes a slot, so that only so many come.
+        # What other threads prepare.
         self._preparing: dict[Request, Future[Any]] = {}
         self._waiting = WaitingRequests()
         self._running: dict[str, Request] = {}
@@ -515,7 +518,8 @@ class ContinuousExecutor:
         budget = self._handler.budget()
         if not self._running:
             self._whole = budget.tokens
-        free = max(0, budget.slots - len(self._preparing)) if budget.tokens > 0 else 0
+        beyond = max(0, len(self._preparing) - PREPARING_MAX)
+        free = max(0, budget.slots - beyond) if budget.tokens > 0 else 0
         yielding = sum(
             request.yields and not request.cannot_resume for request in self._running.values()
         )

@@ -134,7 +134,7 @@ def test_an_answer_of_calls_alone_has_no_text() -> None:
     for form in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED):
         answer = form.calls(TWO)
         for count in range(len(answer) + 1):
-            parser = CallParser(form, NAMES, only=True)
+            parser = CallParser(form, NAMES, calls_only=True)
             assert not parser.read(answer[:count])["text"]
             assert not parser.read("", last=True)["text"]
 

@@ -175,7 +175,7 @@ def test_min_tokens_leave_a_shape_its_end(model: LanguageModel) -> None:
 def test_a_prompt_comes_before_its_answer_with_log_probabilities(
     model: LanguageModel, reference: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handlers.generation.prompt_scores._LOGITS", 7 * 2048)
+    monkeypatch.setattr("handlers.generation.sampling._LOGITS", 7 * 2048)
     prompt = "zip(*iterables, strict=False) yields tuples<|end|>" * 3
     value = {"prompt": prompt, "echo": True, "logprobs": 2, "max_tokens": most, "temperature": 0}
     tokens = list(request(model, value).tokens)

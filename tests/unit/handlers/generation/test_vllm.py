@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from handlers.generation.engine import NewTokens, Prompt
-from handlers.generation.penalties import Penalties
-from handlers.generation.sampling import Sampling
+from handlers.generation.sampling import Penalties, Sampling
 from handlers.generation.vllm import VllmEngine
 from handlers.language_model import INCLUDED, LanguageModel
 from headrace.handler import Context

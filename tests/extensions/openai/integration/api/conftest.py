@@ -18,6 +18,7 @@ MODELS: dict[str, Any] = {
     "calls": {"handler": f"{HANDLERS / 'generation/yielding.py'}:Calling"},
     "vectors": {"handler": "text_embedding", "max_batch_size": 8},
     "echo": {"handler": "echo"},
+    "numbers": {"handler": "echo", "inputs": {"schema": {"type": "array"}}},
 }
 
 

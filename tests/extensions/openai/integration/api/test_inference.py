@@ -10,6 +10,7 @@ import socket
 import struct
 from base64 import b64decode
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -304,7 +305,8 @@ def test_a_bad_text_of_several_is_named_by_its_index(client: Any) -> None:
         ({"messages": [{"role": "user"}]}, openai.BadRequestError, "content is no text",
          "messages"),
         ({"messages": []}, openai.BadRequestError, "messages: expected `array`", "messages"),
-        ({"max_tokens": 5000}, openai.BadRequestError, "set max_tokens to 1,009 or less", None),
+        ({"max_tokens": 5000}, openai.BadRequestError, "set max_tokens to 1,009 or less",
+         "messages"),
         ({"temperature": 3}, openai.BadRequestError, "temperature: expected", "temperature"),
         ({"tools": [{"type": "custom"}]}, openai.BadRequestError,
          "tools[0].type: Invalid enum value 'custom'", "tools"),
@@ -334,6 +336,53 @@ def test_a_bad_request_is_refused_in_openais_form(
         client.chat.completions.create(**{**chat(), **asked}, stream=stream)
     assert message in str(error.value)
     assert error.value.param == param
+
+
+def test_a_prompt_that_is_too_long_is_named(client: Any) -> None:
+    long = "word " * 2000
+    chat_of_it = {"messages": [{"role": "user", "content": long}]}
+    for create, asked in (
+        (client.chat.completions.create, {"model": "docs", **chat_of_it}),
+        (client.completions.create, {"model": "docs", "prompt": long}),
+        (client.responses.create, {"model": "docs", "input": long}),
+        (client.responses.create, {"model": "docs", "input": long, "stream": True}),
+        (client.embeddings.create, {"model": "vectors", "input": ["a", long]}),
+    ):
+        with pytest.raises(openai.BadRequestError) as error:
+            create(**asked)
+        assert error.value.code == "context_length_exceeded"
+        assert error.value.param in asked.keys() - {"model"}
+
+
+def test_an_input_that_a_model_does_not_declare_is_a_bad_request(client: Any) -> None:
+    for create, asked in (
+        (client.chat.completions.create, {"messages": chat()["messages"]}),
+        (client.responses.create, {"input": "x"}),
+    ):
+        with pytest.raises(openai.BadRequestError, match="does not fit") as error:
+            create(model="numbers", **asked)
+        assert (error.value.code, error.value.param) == ("invalid_value", next(iter(asked)))
+        assert error.value.type == "invalid_request_error"
+
+
+def test_grammars_that_compile_for_long_are_refused_and_hold_nothing_up(client: Any) -> None:
+    """More of them than the model has places, and another request beside them."""
+    lines = "".join(f"R{n}: R{n + 1} | R{n}\n" for n in range(1500))
+
+    def slow(number: int) -> None:
+        grammar = f'start: "{number}" R0\n{lines}R1500: "a"'
+        shaped = {"structured_outputs": {"grammar": grammar}}
+        client.chat.completions.create(**chat(extra_body=shaped))
+
+    with ThreadPoolExecutor(6) as threads:
+        refused = [threads.submit(slow, number) for number in range(6)]
+        assert client.chat.completions.create(**chat()).choices[0].message.content
+        assert not all(future.done() for future in refused)
+        for future in refused:
+            with pytest.raises(openai.BadRequestError, match="too complex") as error:
+                future.result()
+            assert error.value.param == "structured_outputs"
+            assert error.value.type == "invalid_request_error"
 
 
 #: What load tools send, to the byte; the texts and lengths are shorter. guidellm 0.8.1 asks for

@@ -309,7 +309,7 @@ def test_a_job_is_no_response(client: Any, site: Site) -> None:
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "there is no item", "input"),
         ({"conversation": "conv_1"}, "not supported here", "conversation"),
         ({"background": True, "store": False}, "is stored", "store"),
-        ({"max_output_tokens": 5000}, "context length is 1,024", None),
+        ({"max_output_tokens": 5000}, "context length is 1,024", "input"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "a"}}}},
             "text.format.schema: the JSON schema is one for which there are no masks",

@@ -14,8 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from extensions.openai.api.files import FORM_MAX_BYTES
-from extensions.openai.api.stores import FileService
+from extensions.openai.api.files import FORM_MAX_BYTES, FileService
 from extensions.openai.batches import files as files_module
 from headrace.redis import keys
 from tests.extensions.openai.harness.batches import sdk

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from api.services import Services
-from extensions.openai.api.stores import FileService
+from extensions.openai.api.files import FileService
 from extensions.openai.batches.store import JOBS_ENDPOINT, BatchSpec
 from extensions.openai.redis import keys as batch_keys
 from headrace.access.api_key import EVERYBODY, Caller, Scope

@@ -43,6 +43,13 @@ def is_city(found: object) -> None:
     City.model_validate(found, from_attributes=True)
 
 
+def arguments_of(chunks: Any) -> str:
+    """The arguments of the calls in a stream of a chat."""
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    return "".join(call.function.arguments or "" for call in calls)
+
+
 def openai_python(url: str) -> list[Callable[[], Any]]:
     client = openai.OpenAI(base_url=url, api_key="none")
     chats, responses = client.chat.completions, client.responses
@@ -71,14 +78,10 @@ def openai_python(url: str) -> list[Callable[[], Any]]:
         assert chats.create(model=MODEL, messages=back, tools=[TOOL], tool_choice="none").id
 
     def streamed_call() -> None:
-        arguments = ""
-        for chunk in chats.create(
+        chunks = chats.create(
             model=MODEL, messages=CHAT, tools=[TOOL], tool_choice=NAMED, stream=True
-        ):
-            for choice in chunk.choices:
-                for call in choice.delta.tool_calls or ():
-                    arguments += call.function.arguments or ""
-        is_city(arguments)
+        )
+        is_city(arguments_of(chunks))
 
     def conversation() -> None:
         first = responses.create(model=MODEL, input=TEXT)
@@ -223,13 +226,29 @@ def openai_agents(url: str) -> list[Callable[[], Any]]:
         def structured() -> None:
             is_city(run(output_type=City).final_output)
 
-        def called() -> None:
-            forced = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False)
-            found = run(tools=[city], model_settings=forced)
+        forced = agents.ModelSettings(tool_choice="required", parallel_tool_calls=False)
+
+        def check_items(found: Any) -> None:
             items = [type(item).__name__ for item in found.new_items]
             assert items == ["ToolCallItem", "ToolCallOutputItem", "MessageOutputItem"], items
 
-        return [plain, streamed, structured, called]
+        def called() -> None:
+            check_items(run(tools=[city], model_settings=forced))
+
+        def streamed_call() -> None:
+            async def read() -> str:
+                stream = agents.Runner.run_streamed(
+                    agent(tools=[city], model_settings=forced), TEXT
+                )
+                events = [event.data async for event in stream.stream_events()
+                          if event.type == "raw_response_event"]  # fmt: skip
+                check_items(stream)
+                kind = "response.function_call_arguments.delta"
+                return "".join(event.delta for event in events if event.type == kind)
+
+            assert json.loads(asyncio.run(read()))["name"] in ("Paris", "Rome")
+
+        return [plain, streamed, structured, called, streamed_call]
 
     return [*calls(agents.OpenAIResponsesModel), *calls(agents.OpenAIChatCompletionsModel)]
 
@@ -263,7 +282,18 @@ def pydantic_ai(url: str) -> list[Callable[[], Any]]:
         def called() -> None:
             is_city(run(ToolOutput(City)))
 
-        return [plain, streamed, structured, called]
+        def streamed_call() -> None:
+            async def read() -> tuple[list[str], City]:
+                async with agent(ToolOutput(City)).run_stream(TEXT) as stream:
+                    responses = stream.stream_response(debounce_by=None)
+                    seen = [str(response.parts) async for response in responses]
+                    return seen, await stream.get_output()
+
+            seen, output = asyncio.run(read())
+            assert len(set(seen)) > 1
+            is_city(output)
+
+        return [plain, streamed, structured, called, streamed_call]
 
     return [*calls(OpenAIChatModel), *calls(OpenAIResponsesModel)]
 
@@ -304,10 +334,42 @@ def litellm(url: str) -> list[Callable[[], Any]]:
     return [*calls(f"openai/{MODEL}"), *calls(f"hosted_vllm/{MODEL}")]
 
 
+def litellm_proxy(url: str) -> list[Callable[[], Any]]:
+    """Calls of OpenAI's client through LiteLLM's proxy, which `test_clients.py` has started."""
+    client = openai.OpenAI(base_url=url, api_key="none")
+    chats = client.chat.completions
+
+    def plain() -> None:
+        assert chats.create(model=MODEL, messages=CHAT).choices[0].message.content
+
+    def streamed() -> None:
+        chunks = chats.create(model=MODEL, messages=CHAT, stream=True)
+        assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+
+    def structured() -> None:
+        parsed = chats.parse(model=MODEL, messages=CHAT, response_format=City)
+        is_city(parsed.choices[0].message.parsed)
+
+    def called() -> None:
+        answer = chats.create(model=MODEL, messages=CHAT, tools=[TOOL], tool_choice=NAMED)
+        is_city(answer.choices[0].message.tool_calls[0].function.arguments)
+
+    def streamed_call() -> None:
+        chunks = chats.create(
+            model=MODEL, messages=CHAT, tools=[TOOL], tool_choice=NAMED, stream=True
+        )
+        is_city(arguments_of(chunks))
+
+    def response() -> None:
+        assert client.responses.create(model=MODEL, input=TEXT).output_text
+
+    return [plain, streamed, structured, called, streamed_call, response]
+
+
 CLIENTS = {
     "openai-python": openai_python, "instructor": instructor, "langchain": langchain,
     "llama-index": llama_index, "openai-agents": openai_agents, "pydantic-ai": pydantic_ai,
-    "litellm": litellm,
+    "litellm": litellm, "litellm-proxy": litellm_proxy,
 }  # fmt: skip
 
 

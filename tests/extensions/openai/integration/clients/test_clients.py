@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from headrace.server.ports import free_port
 from tests.extensions.openai.integration.api.conftest import site
 from tests.harness.deployments.site import Site
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.up import ROOT, clean_environment
+from tests.harness.wait import wait_until
 
 __all__ = ["site"]
 
@@ -38,11 +44,54 @@ def run(*command: str | Path, folder: Path) -> None:
     assert int(last.split()[0]) == len(calls) > 1
 
 
-@pytest.mark.parametrize("client", CLIENTS)
-def test_a_python_client(site: Site, tmp_path: Path, client: str) -> None:
+@pytest.fixture
+def needs_clients() -> None:
     if not PYTHON.exists():
         assert "CI" not in os.environ, "make clients"
         pytest.skip("needs the clients: make clients")
+
+
+@pytest.fixture
+def litellm_proxy(site: Site, tmp_path: Path, needs_clients: None) -> Iterator[str]:
+    """LiteLLM's proxy before our server, without a database."""
+    upstream = {"model": "openai/docs", "api_base": f"{site.api.url}/v1", "api_key": "none"}
+    config = tmp_path / "proxy.yaml"
+    settings = {
+        "model_list": [{"model_name": "docs", "litellm_params": upstream}],
+        "general_settings": {"dangerously_permit_weak_or_unset_master_key": True},
+    }
+    config.write_text(json.dumps(settings))
+    port = free_port()
+    command: list[str | Path] = [
+        PYTHON, "-m", "litellm.proxy.proxy_cli", "--config", config, "--port", str(port),
+        "--host", "127.0.0.1", "--telemetry", "False",
+    ]  # fmt: skip
+    environment = clean_environment(LITELLM_LOCAL_MODEL_COST_MAP="True")
+    with (tmp_path / "proxy.log").open("wb") as log:
+        proxy = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+
+        def answers() -> bool:
+            assert proxy.poll() is None, (tmp_path / "proxy.log").read_text()[-4000:]
+            try:
+                health = f"http://127.0.0.1:{port}/health/liveliness"
+                return httpx2.get(health, verify=PLAIN, timeout=5).status_code == 200
+            except httpx2.TransportError:
+                return False
+
+        wait_until(answers, "the proxy answers", 2 * LIMIT_S)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        proxy.terminate()
+        proxy.wait(LIMIT_S)
+
+
+def test_the_proxy_of_litellm(litellm_proxy: str, tmp_path: Path) -> None:
+    run(PYTHON, HERE / "python_clients.py", "litellm-proxy", litellm_proxy, folder=tmp_path)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_python_client(site: Site, tmp_path: Path, needs_clients: None, client: str) -> None:
     run(PYTHON, HERE / "python_clients.py", client, f"{site.api.url}/v1", folder=tmp_path)
 
 

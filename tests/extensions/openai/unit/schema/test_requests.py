@@ -21,7 +21,7 @@ from extensions.openai.schema.answers import (
     read_generation,
     usage_of,
 )
-from extensions.openai.schema.errors import openai_error, status_of
+from extensions.openai.schema.errors import failure_of, openai_error, status_of
 from extensions.openai.schema.requests import (
     ChatRequest,
     CompletionRequest,
@@ -266,6 +266,10 @@ def test_a_member_that_changes_something_is_refused(given: dict[str, Any], param
     assert openai_error(error.value).error.code == "unsupported_parameter"
 
 
+def failed(kind: type[HeadraceError], message: str) -> HeadraceError:
+    return failure_of(kind.code, message, retryable=False, text_field="input")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "param"),
     [
@@ -273,13 +277,11 @@ def test_a_member_that_changes_something_is_refused(given: dict[str, Any], param
         (Unauthorized("no key"), "invalid_api_key", None),
         (RateLimited("too fast"), "rate_limit_exceeded", None),
         (TooManyInFlight("too many"), "rate_limit_exceeded", None),
-        (
-            InputError(f"too long: {CONTEXT_LENGTH} 9"),
-            "context_length_exceeded",
-            None,
-        ),
-        (InputError("messages[1].content is no text"), "input-error", "messages"),
-        (InvalidInput("the input does not fit"), "invalid-input", None),
+        (failed(InputError, f"too long: {CONTEXT_LENGTH} 9"), "context_length_exceeded", "input"),
+        (failed(InputError, "messages[1].content is no text"), "invalid_value", "input"),
+        (failed(InputError, "seed: too large"), "invalid_value", "seed"),
+        (failed(InputError, "no image"), "invalid_value", None),
+        (failed(InvalidInput, "the input does not fit"), "invalid_value", "input"),
     ],
 )
 def test_codes_are_openais(error: HeadraceError, code: str, param: str | None) -> None:

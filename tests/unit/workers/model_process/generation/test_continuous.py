@@ -534,9 +534,23 @@ def test_a_request_joins_once_another_thread_has_prepared_it() -> None:
     assert script.outcomes(2)[0][1:3] == ["input-error", "no such shape"]
     assert script.outcomes(3) == [CANCELLED]
     assert script.generator.prepared[2][2].cancelled()
-    # Each of them takes a slot, and none has room meanwhile.
-    assert [4, 0, 0] in script.rooms
+    # Those that are prepared take no room.
+    assert [4, 3, 1] in script.rooms
     assert script.rooms[-1][:2] == [4, 4]
+
+
+def test_so_many_are_prepared_that_they_take_the_room_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(continuous, "PREPARING_MAX", 2)
+    script = Script(Preparing(slots=2))
+    for seq in (1, 2, 3):
+        script.job(seq, {"words": 3, "ready": 4})
+    script.job(4, {"words": 9})
+    script.run()
+    assert [4, 0, 0] in script.rooms
+    assert [script.text(seq) for seq in (1, 2, 3, 4)] == [words(n) for n in (3, 3, 3, 9)]
+    assert script.rooms[-1][:2] == [4, 2]
 
 
 def test_a_cancellation_is_seen_while_nothing_but_a_preparation_runs() -> None:

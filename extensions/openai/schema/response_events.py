@@ -1,28 +1,30 @@
-"""The events of a response that can call tools.
-
-Which items a response has shows only while they come. So its events are counted, from the first
-piece on: the number of an event follows from the pieces before it.
-"""
+"""The events of a response, as its stream has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+import msgspec
+from typing_extensions import override
 
 from extensions.openai.schema.answers import Generation, Part
 from extensions.openai.schema.conversations import message_id
-from extensions.openai.schema.responses import (
-    OutputMessage,
-    OutputText,
-    Response,
-    queued_and_running,
-    text_of_part,
-)
+from extensions.openai.schema.errors import ErrorDetail
+from extensions.openai.schema.responses import OutputMessage, OutputText, Response, text_of_part
 from extensions.openai.schema.tools import CallPart, item_of
 
+#: Events before the first text: created, in progress, item added, part added.
+HEAD_EVENTS: Final = 4
+#: Events after the last piece: a text without pieces, text done, part done, item done, completed.
+TAIL_EVENTS: Final = 5
 
-class ToolEvents:
-    """Writes the events of one response.
+
+class ResponseEvents:
+    """Writes the events of a response that can call tools.
+
+    Which items a response has shows only while they come. So its events are counted, from the first
+    piece on: the number of an event follows from the pieces before it.
 
     Attributes:
         number: that of the next event.
@@ -33,16 +35,16 @@ class ToolEvents:
         self._job_id = job_id
         self._text: OutputText | None = None
         self._calls: list[CallPart] = []
-        # How many items there are; the last one may be open: "text", "call", or "".
+        # How many items there are; the last one may be open.
         self._items = 0
-        self._open = ""
+        self._open: Literal["text", "call", ""] = ""
 
     def head(self, response: Response) -> Iterator[dict[str, Any]]:
         """Yield the events before the first item."""
-        for kind, shown in zip(
-            ("created", "in_progress"), queued_and_running(response), strict=True
-        ):
-            yield self._event(f"response.{kind}", response=shown)
+        begun = {"response": msgspec.structs.replace(response, output=[], usage=None)}
+        for kind, status in (("created", "queued"), ("in_progress", "in_progress")):
+            begun["response"] = msgspec.structs.replace(begun["response"], status=status)
+            yield self._event(f"response.{kind}", **begun)
 
     def part(self, part: Part) -> Iterator[dict[str, Any]]:
         """Yield the events of the next part of the answer."""
@@ -60,11 +62,9 @@ class ToolEvents:
         for call in part.tool_calls or ():
             if call.name:
                 yield from self._close()
-                item = item_of(
-                    self._job_id, len(self._calls), CallPart(name=call.name), "in_progress"
-                )
                 self._calls.append(CallPart(name=call.name))
                 self._items, self._open = self._items + 1, "call"
+                item = item_of(self._job_id, len(self._calls) - 1, self._calls[-1], "in_progress")
                 yield self._event("response.output_item.added", **self._index(), item=item)
             if call.arguments and self._calls:
                 self._calls[-1].arguments += call.arguments
@@ -122,4 +122,39 @@ class ToolEvents:
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self.number += 1
-        return {"type": kind, "sequence_number": self.number - 1, **fields}
+        return _event(self.number - 1, kind, **fields)
+
+
+class TextEvents(ResponseEvents):
+    """Writes the events of a response that is one text.
+
+    The number of an event follows from how many pieces its job has had, so that a process need not
+    read the earlier ones. A text that ends with the n-th piece has the number n + 3.
+    """
+
+    @override
+    def head(self, response: Response) -> Iterator[dict[str, Any]]:
+        yield from super().head(response)
+        yield from self._open_message()
+
+    def delta(self, last: int, part: Part) -> Iterator[dict[str, Any]]:
+        """Yield the event with the text up to the piece `last`."""
+        self.number = HEAD_EVENTS - 1 + last
+        yield from self.part(part)
+
+    def end(
+        self, last: int, response: Response, found: Generation | None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the events after the piece `last`, which end the stream."""
+        self.number = HEAD_EVENTS + 1 + last
+        self._text = None if found is None else text_of_part(found)
+        yield from self.tail(response, found)
+
+
+def error_event(number: int, error: ErrorDetail) -> dict[str, Any]:
+    """Return the event for a stream that ends before its response."""
+    return _event(number, "error", code=error.code, message=error.message, param=error.param)
+
+
+def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:
+    return {"type": kind, "sequence_number": number, **fields}

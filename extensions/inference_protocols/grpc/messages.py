@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from api.grpc.protos import Protos
 from extensions.inference_protocols.jobs.over_http import parsed
-from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, joined, raw_of
+from extensions.inference_protocols.tensors.datatypes import BYTES, SIZES, Raw, raw_of_message
 from extensions.inference_protocols.tensors.envelope import Tensor
 from extensions.inference_protocols.tensors.requests import (
     SHARED,
@@ -82,8 +82,7 @@ def _raw(sent: Any, raw: bytes | None, model: str) -> Raw:
     others = [kind.name for kind, _ in sent.contents.ListFields() if kind.name != field]
     if others:
         raise InvalidRequest(f"unexpected {others[0]} for {where}, which is {sent.datatype}")
-    values = list(getattr(sent.contents, field))
-    return joined(values) if sent.datatype == BYTES else raw_of(sent.datatype, values)
+    return raw_of_message(where, sent.datatype, list(getattr(sent.contents, field)))
 
 
 def write_response(

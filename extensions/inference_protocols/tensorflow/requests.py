@@ -95,7 +95,7 @@ def bytes_of_text(text: msgspec.Raw) -> bytes | None:
 def check_signature(name: str) -> None:
     """Raise InvalidRequest for a signature that no model has."""
     if name not in ("", SIGNATURE):
-        raise InvalidRequest(f'Serving signature name: "{name[:64]}" not found in signature def')
+        raise InvalidRequest(f"Serving signature name: {_text(name)} not found in signature def")
 
 
 def instances_of(document: Mapping[str, Any]) -> list[Any] | None:

@@ -24,11 +24,10 @@ from extensions.inference_protocols.tensors.datatypes import (
     BYTES,
     SHOWN_CHARS,
     SIZES,
-    Raw,
     count_of,
     elements,
     joined,
-    raw_of,
+    raw_of_message,
     values_of,
 )
 from extensions.inference_protocols.tensors.envelope import RequestedOutput, Tensor
@@ -214,18 +213,16 @@ def _tensor(name: str, message: Any, limit_bytes: int) -> Tensor:
     # Refused before anything of its size is made.
     if count * (SIZES[datatype] or 1) > limit_bytes:
         raise too_large
-    sent = _raw_values(datatype, list(values))
+    kind = _BITS.get(datatype, datatype)
+    sent = raw_of_message(about, kind, list(values))
     if not missing:
         return Tensor(name, datatype, shape, sent)
     # Without a value it is zero, or the length of no bytes.
-    filler = _raw_values(datatype, [values[-1]]) if values else bytes(SIZES[datatype] or 4)
+    last = values[-1:]
+    filler = raw_of_message(about, kind, last) if last else bytes(SIZES[datatype] or 4)
     if len(sent) + missing * len(filler) > limit_bytes:
         raise too_large
-    return Tensor(name, datatype, shape, bytes(sent) + bytes(filler) * missing)
-
-
-def _raw_values(datatype: str, values: list[Any]) -> Raw:
-    return joined(values) if datatype == BYTES else raw_of(_BITS.get(datatype, datatype), values)
+    return Tensor(name, datatype, shape, sent + filler * missing)
 
 
 def _message(tensor: Tensor) -> Any:

@@ -135,6 +135,17 @@ def raw_of(datatype: str, values: list[Any]) -> bytes:
         raise no_json("data", word) from None
 
 
+def raw_of_message(about: str, datatype: str, values: list[Any]) -> bytes:
+    """Return the values of a message of gRPC, which are of the kind of their field, as raw bytes.
+
+    A field has values of several datatypes, so some do not fit the one that they are for.
+    """
+    try:
+        return joined(values) if datatype == BYTES else raw_of(datatype, values)
+    except InvalidRequest:
+        raise InvalidRequest(f"{about} has a value that no {datatype} can be") from None
+
+
 def _code_of(datatype: str) -> Any:
     if datatype in _CODES:
         return _CODES[datatype]

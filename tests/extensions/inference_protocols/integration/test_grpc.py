@@ -282,6 +282,9 @@ def test_a_refusal_has_its_code_and_its_text(client: triton.InferenceServerClien
                       "contents": {"fp32_contents": [1]}}]}, "FP16 has no contents"),
         ({"inputs": [{"name": "data", "datatype": "BYTES", "shape": [-1],
                       "contents": {"bytes_contents": [b"1"]}}]}, "Unable to parse 'shape'"),
+        ({"inputs": [{"name": "data", "datatype": "UINT8", "shape": [1],
+                      "contents": {"uint_contents": [256]}}]},
+         "input 'data' for model 'echo' has a value that no UINT8 can be"),
     ],
 )  # fmt: skip
 def test_inputs_that_do_not_fit(stub: Any, message: dict[str, Any], why: str) -> None:

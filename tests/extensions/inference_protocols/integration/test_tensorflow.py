@@ -90,6 +90,8 @@ def test_an_answer_has_the_form_of_its_request(
          "JSON Value: {\"instances\": []} No values in 'instances' array"),
         ("half:predict", {"signature_name": "other"}, 400,
          'Serving signature name: "other" not found in signature def'),
+        ("half:predict", {"signature_name": "\ud800", "instances": [1]}, 400,
+         'Serving signature name: "\\ud800" not found in signature def'),
         ("half:predict", {"instances": [1, "a"]}, 400,
          'JSON Value: "a" Type: String is not of expected type: float'),
         ("half:predict", {"instances": [1, [2]]}, 400,

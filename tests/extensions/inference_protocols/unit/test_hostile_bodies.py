@@ -108,6 +108,20 @@ def test_the_last_value_fills_the_shape(message: Any, raw: bytes) -> None:
     assert tensor.data == raw
 
 
+@pytest.mark.parametrize(
+    ("message", "datatype"),
+    [
+        (filled("UINT8", 1, int_val=[256]), "UINT8"),
+        (filled("INT8", 2, int_val=[0, -129]), "INT8"),
+        # The bits of a value of two bytes.
+        (filled("HALF", 1, half_val=[2**16]), "UINT16"),
+    ],
+)
+def test_a_value_that_does_not_fit_its_datatype_is_refused(message: Any, datatype: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"input 'x' has a value that no {datatype} can be"):
+        tensors_of({"x": message}, 100)
+
+
 @given(REQUESTS, st.binary(max_size=40), st.sampled_from(list(SIZES)), st.integers(-2, 2))
 def test_a_request_is_read_or_refused(
     request: dict[str, Any], raw: bytes, datatype: str, off: int

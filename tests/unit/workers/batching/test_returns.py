@@ -269,6 +269,16 @@ def test_who_is_late_is_not_waited_for() -> None:
     assert left(made.decide(until)).reason == "idle"
 
 
+def test_a_hold_for_callers_that_come_irregularly_costs_no_more_than_it_saves() -> None:
+    made = batcher(delay_s=10 * BATCH_S)
+    at = observed(made)
+    made.returns.deviation_s = BATCH_S  # they are late only after six of these
+    made.add(Waiting(at))
+    until = held(made.decide(at))
+    assert until == pytest.approx(at + BATCH_S)
+    assert left(made.decide(until)).reason == "idle"
+
+
 def test_no_hold_if_the_time_of_a_batch_is_linear_in_its_size() -> None:
     made = batcher(fixed_s=0.0, item_s=0.010)
     at = observed(made)

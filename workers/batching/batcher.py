@@ -479,7 +479,11 @@ class Batcher(Generic[ItemT]):
             return None
         first_s, second_s, together_s = times
         part = (size + joining) / (size + callers)
-        if here_at - now >= part * (first_s + second_s) - together_s:
+        saved_s = part * (first_s + second_s) - together_s
+        # However late they are, the whole hold costs no more than it saves.
+        opened_at = now if self._opened_at is None else self._opened_at
+        deadline = min(deadline, opened_at + saved_s)
+        if here_at - now >= saved_s or now >= deadline:
             return None
         return min(deadline, max(late_at, now + HOLD_MIN_S))
 

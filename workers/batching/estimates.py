@@ -34,8 +34,9 @@ LEAST_SHARE: Final = 0.5
 GAP_WEIGHT: Final = 0.1
 #: Nothing is expected before the callers of so many batches were observed.
 SEEN_MIN: Final = 4
-#: Nor if a smaller share of them comes back.
+#: Nor if a smaller share of them comes back, when so many of the newest are taken for chance.
 SHARE_MIN: Final = 0.4
+CHANCE: Final = 2
 #: From this share on, all of them are expected: the share is a little too small by chance.
 ALL_MIN: Final = 0.75
 #: Weights of the newest batch in the running share, means and mean deviation.
@@ -48,7 +49,7 @@ DEVIATIONS: Final = 6
 EARLY_SHARE: Final = 0.9
 #: How many batches wait for their callers: a long one must not keep those after it.
 OPEN_MAX: Final = 64
-#: How many of the latest jobs count.
+#: How many of the latest jobs count, at least; two batches of them do.
 RECENT: Final = 256
 
 
@@ -268,6 +269,7 @@ class Returns:
     _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
     #: When the latest jobs were enqueued, sorted.
     _recent: list[float] = field(default_factory=list)
+    _kept: int = RECENT
 
     @property
     def late_s(self) -> float:
@@ -285,9 +287,16 @@ class Returns:
         return self._back / self._size if self._size else 0.0
 
     @property
+    def _weight(self) -> float:
+        """The weight of the newest batch in the running share: at first, all have the same."""
+        return max(SHARE_WEIGHT, 1 / self.seen)
+
+    @property
     def known(self) -> bool:
         """Whether callers are known to come back."""
-        return self.seen >= SEEN_MIN and self.share >= SHARE_MIN
+        if self.seen < SEEN_MIN:
+            return False
+        return self._back - CHANCE * self._weight >= SHARE_MIN * self._size
 
     def batch_ended(self, size: int, now: float, delay_s: float, took_s: float) -> None:
         """Note the end of a batch of `size` jobs that took `took_s`.
@@ -296,14 +305,16 @@ class Returns:
         """
         self._expire(now)
         self._delay_s = delay_s
+        self._kept = max(self._kept, 2 * size)
         if size:
             self._open.append(EndedBatch(now, size, now + max(delay_s, took_s), took_s))
 
     def arrived(self, enqueued_at: float, now: float) -> None:
         """Note a new job, which is here since `now`."""
         self._expire(now)
+        enqueued_at = min(enqueued_at, now)  # Redis' clock may have been set back since
         insort(self._recent, enqueued_at)
-        if len(self._recent) > RECENT:
+        if len(self._recent) > self._kept:
             del self._recent[0]
         batch = self._batch_of(enqueued_at)
         if batch is None:
@@ -321,11 +332,14 @@ class Returns:
 
     def _batch_of(self, enqueued_at: float) -> EndedBatch | None:
         """Return the batch of which this is a caller: the last one after which it is not early."""
-        last = None
+        if not self._open or enqueued_at <= self._open[0].ended_at:
+            return None
+        early_s, last = self.early_s, None
         for batch in reversed(self._open):
-            if batch.ended_at + self.early_s < enqueued_at:
+            after_s = enqueued_at - batch.ended_at
+            if after_s > early_s:
                 return batch
-            if last is None and batch.ended_at < enqueued_at:
+            if last is None and after_s > 0:
                 last = batch
         return last
 
@@ -363,7 +377,7 @@ class Returns:
         first, end, early, late = (bisect(self._recent, time) for time in times)
         before, after = end - first, late - early
         self.seen += 1
-        weight = max(SHARE_WEIGHT, 1 / self.seen)
+        weight = self._weight
         self._back += weight * (min(after, size) - min(before, size) - self._back)
         self._size += weight * (size - self._size)
         if not batch.came:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import pytest
 
 from workers.batching.batcher import TRIAL_EVERY, Batcher, BatchPolicy, Hold, Leave
-from workers.batching.estimates import OPEN_MAX, SEEN_MIN, SLOPE_BATCHES, LatencyModel, Returns
+from workers.batching.estimates import (
+    OPEN_MAX,
+    RECENT,
+    SEEN_MIN,
+    SLOPE_BATCHES,
+    LatencyModel,
+    Returns,
+)
 
 BATCH_S = 0.020
 TRIP_S = 0.002
@@ -108,6 +116,44 @@ def test_arrivals_that_do_not_follow_the_end_of_a_batch_are_no_callers() -> None
         returns.arrived(at + 0.0005, at + 0.0005)
     assert returns.seen > 100
     assert not returns.known
+
+
+@pytest.mark.parametrize("gap_s", [0.025, 0.05, 0.1, 0.4])
+def test_jobs_that_follow_a_batch_by_chance_are_no_callers(gap_s: float) -> None:
+    """A device takes who is here; the jobs come at random."""
+    known = batches = 0
+    for seed in range(40):
+        rng, returns = random.Random(seed), Returns()
+        at, free_at, running, waiting = 0.0, NEVER, 0, 0
+        for _ in range(200):
+            at += rng.expovariate(1 / gap_s)
+            while free_at < at:
+                returns.batch_ended(running, free_at, DELAY_S, BATCH_S)
+                running, waiting = waiting, 0
+                free_at = free_at + BATCH_S if running else NEVER
+            returns.arrived(at, at)
+            waiting += 1
+            if free_at == NEVER:
+                running, waiting, free_at = waiting, 0, at + BATCH_S
+                batches += 1
+                known += returns.known
+    assert known <= batches / 1000
+
+
+def test_jobs_from_before_redis_clock_was_set_back_hide_no_callers() -> None:
+    returns = Returns()
+    for _ in range(2 * RECENT):
+        returns.arrived(3600.0, 0.0)
+    for number in range(1, 40):
+        returning(returns, number * 0.1, 4)
+    assert returns.share > 0.95
+
+
+def test_the_callers_of_very_large_batches_count() -> None:
+    returns = Returns()
+    for number in range(40):
+        returning(returns, number * 0.1, 4 * RECENT)
+    assert returns.share > 0.95
 
 
 def test_jobs_of_the_batch_itself_hide_no_callers() -> None:
@@ -220,6 +266,16 @@ def test_who_is_late_is_not_waited_for() -> None:
     made.add(Waiting(at))
     until = held(made.decide(at))
     assert until < at + 2 * TRIP_S
+    assert left(made.decide(until)).reason == "idle"
+
+
+def test_a_hold_for_callers_that_come_irregularly_costs_no_more_than_it_saves() -> None:
+    made = batcher(delay_s=10 * BATCH_S)
+    at = observed(made)
+    made.returns.deviation_s = BATCH_S  # they are late only after six of these
+    made.add(Waiting(at))
+    until = held(made.decide(at))
+    assert until == pytest.approx(at + BATCH_S)
     assert left(made.decide(until)).reason == "idle"
 
 

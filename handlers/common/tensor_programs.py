@@ -251,8 +251,8 @@ def onnx_session(path: Path, device: str, threads: int) -> Any:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    # Threads that spin take the cores of other replicas, and of all else: two replicas with two
-    # threads each on two cores ran at 0.45 of the rate.
+    # Threads that spin take the cores of other replicas, and of all else: with them, the drawing's
+    # detector has 0.5 to 0.7 of the rate (`python -m benchmarks.case_study.drawings sweep`).
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
     kind, _, number = device.partition(":")

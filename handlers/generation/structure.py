@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -204,8 +203,8 @@ class _Trials:
         self._all: set[subprocess.Popen[bytes]] = set()
         weakref.finalize(self, _end_all, self._all)
 
-    def reason(self, grammar: Grammar) -> str:
-        """Return what is against a shape; "" for nothing.
+    def result(self, grammar: Grammar) -> tuple[str, float]:
+        """Return what is against a shape, "" for nothing, and the seconds of a CPU that it took.
 
         Raises:
             TransientError: a process has ended, and not because of the shape.
@@ -214,14 +213,14 @@ class _Trials:
             process = self._of_thread.process = self._start()
         answer = _ask(process, msgspec.json.encode([grammar.text, grammar.regex]) + b"\n")
         if answer:
-            return msgspec.json.decode(answer, type=str)
+            return msgspec.json.decode(answer, type=tuple[str, float])
         self._of_thread.process = None
         self._all.discard(process)
         _end_all({process})
         if process.returncode == -signal.SIGPROF:
-            return _TOO_LONG
+            return _TOO_LONG, _ONE_CPU_S
         if process.returncode in (-signal.SIGSEGV, -signal.SIGABRT):
-            return "it is too complex to compile"
+            return "it is too complex to compile", _ONE_CPU_S
         raise TransientError(
             f"{grammar.field}: the process that compiles shapes has ended; send it again"
         )
@@ -341,9 +340,7 @@ class Shapes:
         try:
             # This takes long once, and not for this shape.
             self._load(grammar.field)
-            started = time.thread_time()
-            result = self._compile(grammar)
-            cpu_s = _ONE_CPU_S if result == _TOO_LONG else time.thread_time() - started
+            result, cpu_s = self._compile(grammar)
         except BaseException as error:  # noqa: BLE001 - it is that of all that wait
             result = error
         with self._lock:
@@ -370,14 +367,15 @@ class Shapes:
         while len(self._kept) > _KEPT or (total_s > _KEPT_CPU_S and len(self._kept) > 1):
             total_s -= self._kept.popitem(last=False)[1][1]
 
-    def _compile(self, grammar: Grammar) -> Any:
-        """Return the matcher of a shape, or llguidance's reason against it."""
+    def _compile(self, grammar: Grammar) -> tuple[Any, float]:
+        """Return the matcher of a shape, or llguidance's reason against it, and its CPU seconds."""
         if self._trials is None:
             raise TypeError("not loaded")
-        if reason := self._trials.reason(grammar):
-            return reason
+        reason, cpu_s = self._trials.result(grammar)
+        if reason:
+            return reason, cpu_s
         matcher, reason = shape_trial.compiled(self._compiler, grammar.text, regex=grammar.regex)
-        return reason or matcher
+        return reason or matcher, cpu_s
 
     def _load(self, field: str) -> None:
         """Make llguidance's tokenizer, unless it is there."""

@@ -615,6 +615,25 @@ def test_shapes_that_would_wait_for_long_are_refused(monkeypatch: pytest.MonkeyP
     compiled("[0-9]", regex=True).result(120)
 
 
+def test_a_shape_that_is_refused_counts_with_the_time_that_it_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was spent in the other process, and those behind it waited as long."""
+    shapes = Shapes(load_tokenizer(INCLUDED), [0])
+    refused = Grammar("start: missing", [("shape", "grammar")])
+    with pytest.raises(InputError):
+        shapes.compiled(refused).result(120)
+    assert shapes._trials is not None
+    reason, seconds = shapes._trials.result(refused)
+    assert "missing" in reason
+    assert seconds > 0
+    before = shapes._usual_s
+    monkeypatch.setattr(shapes._trials, "result", lambda _: ("too large", 0.8))
+    with pytest.raises(InputError):
+        shapes.compiled(Grammar("start: other", [("shape", "grammar")])).result(120)
+    assert shapes._usual_s == pytest.approx(before + structure._NEWEST_WEIGHT * (0.8 - before))
+
+
 def test_long_chains_do_not_end_the_process() -> None:
     """In a process of its own, as it ended where the stack was small."""
     program = f"""if True:

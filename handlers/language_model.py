@@ -451,14 +451,14 @@ class LanguageModel(ItemHandler, Generator):
 
     def _shown(self, request: Request, scores: PromptScores) -> list[dict[str, Any]]:
         """Return the tokens of a prompt with their log probabilities, as clients see them."""
-        if scores.shown is None:
+        if scores.as_logprobs is None:
             show = self.token_texts.with_likelihood
             first, *others = request.tokens
-            scores.shown = [show(first, None, [])]
-            pairs = zip(others, scores.found, strict=True)
-            scores.shown += [show(token, *likelihood) for token, likelihood in pairs]
-            scores.found = []
-        return scores.shown
+            scores.as_logprobs = [show(first, None, [])]
+            pairs = zip(others, scores.likelihoods, strict=True)
+            scores.as_logprobs += [show(token, *likelihood) for token, likelihood in pairs]
+            scores.likelihoods = []
+        return scores.as_logprobs
 
     def _piece(self, new: NewTokens) -> Piece | None:
         answer = self._answers.get(new.id)

@@ -285,8 +285,8 @@ class PromptScores:
         likeliest: how many of the likeliest tokens come with the log probability of each.
 
     Attributes:
-        found: those of the tokens from the second one on; nothing is before the first.
-        shown: as clients see all tokens, once they are made; answers with one prompt share them.
+        likelihoods: those of the tokens from the second one on; nothing is before the first.
+        as_logprobs: as clients see all tokens, once made; answers with one prompt share them.
     """
 
     def __init__(self, model: Any, tokens: Sequence[int], likeliest: int) -> None:
@@ -297,8 +297,8 @@ class PromptScores:
         self._piece = max(1, min(PIECE_TOKENS, _LOGITS // width))
         self._read = 0
         self._cache: Any = None
-        self.found: list[Likelihood] = []
-        self.shown: list[dict[str, Any]] | None = None
+        self.likelihoods: list[Likelihood] = []
+        self.as_logprobs: list[dict[str, Any]] | None = None
 
     @property
     def done(self) -> bool:
@@ -317,7 +317,7 @@ class PromptScores:
             logits = output.logits[0]
             following = self._tokens[0, self._read + 1 : end + 1]
             wanted = [(row, self._likeliest) for row in range(len(following))]
-            self.found += likelihoods(logits, following, wanted)
+            self.likelihoods += likelihoods(logits, following, wanted)
         count, self._read = end - self._read, end
         if self.done:
             self._cache = None

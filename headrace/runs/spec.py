@@ -44,7 +44,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     def identity(self) -> dict[str, Any]:
         """Return what the results depend on, besides model, source and output."""
         # A parameter that is null is as if it were not given.
-        parameters = {name: one for name, one in self.parameters.items() if one is not None}
+        parameters = {name: value for name, value in self.parameters.items() if value is not None}
         values = {
             "version": self.version, "content_type": self.content_type,
             # A repeated submit must have the same content as the first.

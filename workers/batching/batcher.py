@@ -436,7 +436,7 @@ class Batcher(Generic[ItemT]):
         if urgent and self.returns.known:
             until = None
             if not group.passed:
-                until = self._until_returned(size, room, now, deadline, behind or 0)
+                until = self._until_returned(size, room, now, opened_at, behind or 0)
         else:
             oldest = min(item.enqueued_at for _, item in islice(waiting, count))
             deadline = min(deadline, oldest + self.policy.max_batch_delay_s)
@@ -460,13 +460,14 @@ class Batcher(Generic[ItemT]):
         return min(deadline, now + max(gap * 2, HOLD_MIN_S))
 
     def _until_returned(
-        self, size: int, room: int, now: float, deadline: float, behind: int
+        self, size: int, room: int, now: float, opened_at: float, behind: int
     ) -> float | None:
         """Return until when `size` items should wait for callers that come back, if at all."""
         expected = self.returns.expected(now, behind)
         if expected is None or self._counts[-1]:
             return None  # while offline items wait, they use the device
         callers, first_at, last_at, late_at = expected
+        deadline = opened_at + self.policy.max_batch_delay_s
         # They come evenly between the first and the last one.
         spread_s = last_at - first_at
         joining = min(callers, room, self.policy.max_batch_size - size)
@@ -481,7 +482,6 @@ class Batcher(Generic[ItemT]):
         part = (size + joining) / (size + callers)
         saved_s = part * (first_s + second_s) - together_s
         # However late they are, the whole hold costs no more than it saves.
-        opened_at = now if self._opened_at is None else self._opened_at
         deadline = min(deadline, opened_at + saved_s)
         if here_at - now >= saved_s or now >= deadline:
             return None

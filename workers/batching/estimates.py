@@ -47,6 +47,12 @@ DEVIATION_WEIGHT: Final = 0.25
 DEVIATIONS: Final = 6
 #: A caller is expected from this share of the usual time on, less the deviations.
 EARLY_SHARE: Final = 0.9
+#: Callers are compared with a time before them of at least this share of theirs.
+QUIET_MIN: Final = 0.5
+#: The error of a time counts for at most so many mean deviations, or for so much of the time if
+#: there are none: a job at random that comes after the last caller is not much later than usual.
+ERROR_MAX: Final = 3
+ERROR_SHARE: Final = 0.06
 #: How many batches wait for their callers: a long one must not keep those after it.
 OPEN_MAX: Final = 64
 #: How many of the latest jobs count, at least; two batches of them do.
@@ -244,10 +250,11 @@ class Returns:
     job is not known.
 
     A share of the callers comes back: the jobs that are enqueued after the end in the time in which
-    callers come back, less those within a time as long before the end, to the size of the batch.
-    For jobs that come at random, the two are equal, and the share is near 0. When they come is
-    learned as TCP learns its retransmission timeout (RFC 6298): a running mean, and a running mean
-    deviation.
+    callers come back, less those that would come in that time at random, to the size of the batch.
+    Jobs come at random at the rate of the time before: from the begin of the batch on, or from when
+    the callers of the batches before it are late. So for jobs at random, the share is near 0. When
+    callers come is learned as TCP learns its retransmission timeout (RFC 6298): a running mean, and
+    a running mean deviation.
 
     Attributes:
         seen: how many batches were observed.
@@ -265,6 +272,8 @@ class Returns:
     #: The running means of how many callers come back, and of how many a batch has.
     _back: float = 0.0
     _size: float = 0.0
+    #: When the callers of all batches that were observed are late.
+    _late_at: float = float("-inf")
     _delay_s: float = 0.0
     _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
     #: When the latest jobs were enqueued, sorted.
@@ -370,15 +379,20 @@ class Returns:
 
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
-        early_s = self.early_s
         # The jobs of the batch itself came before it began.
-        within_s = min((self.late_s or self._delay_s) - early_s, batch.took_s)
-        times = (at - within_s, at, at + early_s, at + early_s + within_s)
-        first, end, early, late = (bisect(self._recent, time) for time in times)
-        before, after = end - first, late - early
+        early_s, took_s = self.early_s, batch.took_s
+        within_s = min((self.late_s or self._delay_s) - early_s, took_s)
+        early_at = at + early_s
+        quiet_at = max(at - took_s, self._late_at)
+        if early_at - quiet_at < QUIET_MIN * within_s:
+            quiet_at = early_at - within_s
+        self._late_at = max(self._late_at, early_at + within_s)
+        times = (quiet_at, early_at, early_at + within_s)
+        quiet, early, late = (bisect(self._recent, time) for time in times)
+        at_random = (early - quiet) * within_s / ((early_at - quiet_at) or 1.0)
         self.seen += 1
         weight = self._weight
-        self._back += weight * (min(after, size) - min(before, size) - self._back)
+        self._back += weight * (min(late - early, size) - min(at_random, size) - self._back)
         self._size += weight * (size - self._size)
         if not batch.came:
             return
@@ -389,7 +403,8 @@ class Returns:
             self.enqueued_s, self.first_s, self.last_s = enqueued_s, first_s, last_s
             self.deviation_s = last_s / 2
             return
-        error_s = last_s - self.last_s
+        most_s = max(ERROR_MAX * self.deviation_s, ERROR_SHARE * self.last_s)
+        error_s = max(-most_s, min(most_s, last_s - self.last_s))
         self.enqueued_s += MEAN_WEIGHT * (enqueued_s - self.enqueued_s)
         self.first_s += MEAN_WEIGHT * (first_s - self.first_s)
         self.last_s += MEAN_WEIGHT * error_s

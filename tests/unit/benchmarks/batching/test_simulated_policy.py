@@ -49,16 +49,6 @@ def test_a_full_queue_runs_in_full_batches_under_both() -> None:
         assert found.batches <= 1600 / device.size + 1
 
 
-#: What the policy reaches of full knowledge, where it cannot know what full knowledge knows: the
-#: times of thought of each client, and arrivals at random. Callers that come back while the next
-#: batch runs look like those.
-HARD = {
-    "20 ms, 10 clients, 3 ms of thought": 0.92,
-    "7 ms, 10 clients, a trip of 5 ms": 0.90,
-    "7 ms, 12 clients, a trip of 5 ms": 0.82,
-    "20 + 1 n ms, 4 clients and arrivals of 5 %": 0.82,
-    "20 + 1 n ms, 10 clients and arrivals of 5 %": 0.86,
-}
 #: Those in which the policy has nothing to decide are left out: batches are always full.
 TESTED = [name for name in LOOPS if not re.search(r"(16|32|64) clients|^10 n ms, [1248]", name)]
 #: Some of the seconds are needed to learn.
@@ -78,7 +68,7 @@ BETWEEN = re.compile(r"^(20|7) ms, (2|8|12) clients$")
 )
 def test_a_closed_loop_runs_almost_as_fast_as_with_full_knowledge(name: str) -> None:
     case = LOOPS[name]
-    assert loop(case, Batcher, SECONDS).rate >= HARD.get(name, 0.95) * best_rate(case, SECONDS)
+    assert loop(case, Batcher, SECONDS).rate >= 0.95 * best_rate(case, SECONDS)
 
 
 @pytest.mark.parametrize("load", [0.5, 0.95])

@@ -123,6 +123,9 @@ class Simulation:
         seed: the seed of the noise in batch times.
         keys: items have one of so many keys at random.
         offline: so many offline items always wait.
+
+    Attributes:
+        batcher: it decides when batches leave.
     """
 
     def __init__(
@@ -136,9 +139,9 @@ class Simulation:
     ) -> None:
         self.device = device
         limits = BatchPolicy(device.size, device.delay_s, keyed=keys > 0, sizes=device.sizes)
-        self._batcher = policy(limits)
-        if isinstance(self._batcher, KnowsFuture):
-            self._batcher.simulation = self
+        self.batcher = policy(limits)
+        if isinstance(self.batcher, KnowsFuture):
+            self.batcher.simulation = self
         self._random = random.Random(seed)
         self._keys = keys
         self._queue: deque[Item] = deque()
@@ -190,8 +193,8 @@ class Simulation:
         self._busy -= 1
         online = [item for item in items if not item.step]
         self._took += [now - item.enqueued_at for item in online]
-        self._batcher.latency_model.add(self.device.padded(len(items)), now - began_at)
-        self._batcher.batch_ended(len(online), now, now - began_at)
+        self.batcher.latency_model.add(self.device.padded(len(items)), now - began_at)
+        self.batcher.batch_ended(len(online), now, now - began_at)
         self._offline.extend(Item(now, 9) for item in items if item.step and now < self._stop_at)
         at = now + self._clients.trip_s
         for item in online:
@@ -206,7 +209,7 @@ class Simulation:
         self._held_until = NEVER
         self._claim()
         while self._busy < self.device.replicas:
-            decision = self._batcher.decide(now)
+            decision = self.batcher.decide(now)
             if not isinstance(decision, Leave):
                 if decision is not None:
                     self._held_until = max(decision.until, now + 1e-9)
@@ -219,10 +222,10 @@ class Simulation:
             self._claim()
 
     def _claim(self) -> None:
-        while self._queue and self._batcher.room[0]:
-            self._batcher.add(self._queue.popleft())
-        while self._offline and self._batcher.room[-1]:
-            self._batcher.add(self._offline.popleft())
+        while self._queue and self.batcher.room[0]:
+            self.batcher.add(self._queue.popleft())
+        while self._offline and self.batcher.room[-1]:
+            self.batcher.add(self._offline.popleft())
 
 
 class KnowsFuture(Batcher[Item]):

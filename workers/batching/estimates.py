@@ -47,16 +47,19 @@ DEVIATION_WEIGHT: Final = 0.25
 DEVIATIONS: Final = 6
 #: A caller is expected from this share of the usual time on, less the deviations.
 EARLY_SHARE: Final = 0.9
-#: Callers are compared with a time before them of at least this share of theirs.
+#: A quiet time of less than this share of the callers' time is too short; then a time as long as
+#: theirs counts, just before it.
 QUIET_MIN: Final = 0.5
 #: The error of a time counts for at most so many mean deviations, or for so much of the time if
-#: there are none: a job at random that comes after the last caller is not much later than usual.
+#: that is more: a job at random that comes after the last caller is not much later than usual.
 ERROR_MAX: Final = 3
 ERROR_SHARE: Final = 0.06
 #: How many batches wait for their callers: a long one must not keep those after it.
 OPEN_MAX: Final = 64
-#: How many of the latest jobs count, at least; two batches of them do.
+#: How many of the latest jobs count, at least, and how many batches of them: several may have ended
+#: before a batch is observed.
 RECENT: Final = 256
+RECENT_BATCHES: Final = 8
 
 
 @dataclass(slots=True)
@@ -251,10 +254,10 @@ class Returns:
 
     A share of the callers comes back: the jobs that are enqueued after the end in the time in which
     callers come back, less those that would come in that time at random, to the size of the batch.
-    Jobs come at random at the rate of the time before: from the begin of the batch on, or from when
-    the callers of the batches before it are late. So for jobs at random, the share is near 0. When
-    callers come is learned as TCP learns its retransmission timeout (RFC 6298): a running mean, and
-    a running mean deviation.
+    Jobs come at random at the rate of the quiet time before: from the start of the batch on, or
+    from when the callers of the batches observed before are late. So for jobs at random, the share
+    is near 0. When callers come is learned as TCP learns its retransmission timeout (RFC 6298): a
+    running mean, and a running mean deviation.
 
     Attributes:
         seen: how many batches were observed.
@@ -272,7 +275,7 @@ class Returns:
     #: The running means of how many callers come back, and of how many a batch has.
     _back: float = 0.0
     _size: float = 0.0
-    #: When the callers of all batches that were observed are late.
+    #: When the callers' time of the batches that were observed is over.
     _late_at: float = float("-inf")
     _delay_s: float = 0.0
     _open: deque[EndedBatch] = field(default_factory=lambda: deque(maxlen=OPEN_MAX))
@@ -314,7 +317,7 @@ class Returns:
         """
         self._expire(now)
         self._delay_s = delay_s
-        self._kept = max(self._kept, 2 * size)
+        self._kept = max(self._kept, RECENT_BATCHES * size)
         if size:
             self._open.append(EndedBatch(now, size, now + max(delay_s, took_s), took_s))
 
@@ -379,10 +382,11 @@ class Returns:
 
     def _learn(self, batch: EndedBatch) -> None:
         at, size = batch.ended_at, batch.size
-        # The jobs of the batch itself came before it began.
         early_s, took_s = self.early_s, batch.took_s
+        # No longer than the batch: otherwise callers of the next one would be counted too.
         within_s = min((self.late_s or self._delay_s) - early_s, took_s)
         early_at = at + early_s
+        # The jobs of the batch itself came before it began.
         quiet_at = max(at - took_s, self._late_at)
         if early_at - quiet_at < QUIET_MIN * within_s:
             quiet_at = early_at - within_s
@@ -396,16 +400,19 @@ class Returns:
         self._size += weight * (size - self._size)
         if not batch.came:
             return
-        enqueued_s, first_s, last_s = (
-            time - at for time in (batch.enqueued_at, batch.first_at, batch.last_at)
-        )
+        times_s = [time - at for time in (batch.enqueued_at, batch.first_at, batch.last_at)]
         if not self.last_s:
-            self.enqueued_s, self.first_s, self.last_s = enqueued_s, first_s, last_s
-            self.deviation_s = last_s / 2
+            self.enqueued_s, self.first_s, self.last_s = times_s
+            self.deviation_s = self.last_s / 2
             return
         most_s = max(ERROR_MAX * self.deviation_s, ERROR_SHARE * self.last_s)
-        error_s = max(-most_s, min(most_s, last_s - self.last_s))
-        self.enqueued_s += MEAN_WEIGHT * (enqueued_s - self.enqueued_s)
-        self.first_s += MEAN_WEIGHT * (first_s - self.first_s)
-        self.last_s += MEAN_WEIGHT * error_s
-        self.deviation_s += DEVIATION_WEIGHT * (abs(error_s) - self.deviation_s)
+        means_s = (self.enqueued_s, self.first_s, self.last_s)
+        errors_s = [
+            max(-most_s, min(most_s, time_s - mean_s))
+            for time_s, mean_s in zip(times_s, means_s, strict=True)
+        ]
+        self.enqueued_s, self.first_s, self.last_s = (
+            mean_s + MEAN_WEIGHT * error_s
+            for mean_s, error_s in zip(means_s, errors_s, strict=True)
+        )
+        self.deviation_s += DEVIATION_WEIGHT * (abs(errors_s[-1]) - self.deviation_s)

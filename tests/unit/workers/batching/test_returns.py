@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from benchmarks.batching.simulation import Device, Simulation, lone
 from workers.batching.batcher import TRIAL_EVERY, Batcher, BatchPolicy, Hold, Leave
 from workers.batching.estimates import (
     OPEN_MAX,
@@ -206,6 +207,26 @@ def test_a_job_at_random_is_not_taken_for_the_last_caller() -> None:
     assert returns.late_s < 0.0045
 
 
+def test_stray_jobs_that_come_late_do_not_move_the_time_of_the_callers() -> None:
+    """One batch in 15 is one of a stray job, whose next one comes 30 ms later."""
+    returns = Returns()
+    for number in range(400):
+        at, stray = number * 0.2, number % 15 == 14
+        returns.batch_ended(1 if stray else 4, at, 0.05, 0.020)
+        for after_s in [0.03] if stray else [0.002, 0.0021, 0.0022, 0.0023]:
+            returns.arrived(at + after_s, at + after_s)
+    assert returns.known
+    assert returns.early_s < 0.002 < 0.0023 < returns.late_s < 0.01
+
+
+def test_large_batches_of_jobs_at_random_are_no_callers() -> None:
+    device = Device(0.020, 0, 128, 0.050)
+    simulation = Simulation(device, Batcher, 1)
+    rate = 0.9 * device.full_rate
+    simulation.run(lone(rate, int(2 * rate), 3))
+    assert not simulation.batcher.returns.known
+
+
 def test_callers_that_become_slower_are_known_again() -> None:
     returns = Returns()
     for number in range(100):
@@ -382,7 +403,7 @@ def test_the_end_of_a_closed_loop_costs_few_holds() -> None:
         made.add(Waiting(at))
         holds += isinstance(made.decide(at), Hold)
         made.take_all()
-    assert holds <= 15  # a batch of one counts less than those of the loop
+    assert holds <= 15
 
 
 def test_a_key_that_is_held_keeps_no_other_back() -> None:

@@ -24,7 +24,6 @@ from api.routes.admin import (
     profiles,
     queues,
     registry,
-    registry_log,
     runs,
     workers,
 )
@@ -323,17 +322,17 @@ TABLE: Final[tuple[Operation, ...]] = (
         _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
-        "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",
-        registry_log.ModelChanges, (errors.InvalidRequest,), (registry_log.ChangesQuery,),
+        "GET", registry.CHANGES, registry.list_changes, _READ, "list_model_changes",
+        registry.ModelChanges, (errors.InvalidRequest,), (registry.ChangesQuery,),
     ),
     Operation(
-        "GET", registry_log.EVENTS, registry_log.get_registry_events, _READ,
+        "GET", registry.EVENTS, registry.get_registry_events, _READ,
         "get_registry_events", media.CHANGE_EVENTS,
         (errors.InvalidRequest, errors.ModelNotFound, errors.TooManyStreams),
         (events.EventsQuery,), (media.LAST_EVENT_ID,),
     ),
     Operation(
-        "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
+        "GET", registry.DIFFERENCES, registry.list_differences, _READ,
         "list_model_differences", ModelDifferences,
     ),
     Operation(

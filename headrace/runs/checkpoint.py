@@ -10,9 +10,8 @@ import msgspec
 
 from headrace.errors import Conflict, InvalidId
 from headrace.jobs.ids import check_id
-from headrace.runs.interfaces import Cursor, Mark, Sink, Source
+from headrace.runs.interfaces import Cursor, Mark, RunSpec, Sink, Source
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 
 VERSION: Final = 1
 _ID_BYTES: Final = 10

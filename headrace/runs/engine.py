@@ -47,8 +47,7 @@ from headrace.errors import (
 from headrace.runs import api_calls
 from headrace.runs.checkpoint import Checkpoint, begin
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
-from headrace.runs.spec import RunSpec
+from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RunSpec, Sink, Source
 from headrace.runs.submitter import Accepted, Lines, Stopping, Submitter
 from headrace.runs.threads import JobCleanup, Resubmitter, lost_row
 

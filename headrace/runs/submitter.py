@@ -27,9 +27,8 @@ from headrace.errors import (
 )
 from headrace.jobs.job import JobFailure
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import Cursor, Entry, Row, Source
+from headrace.runs.interfaces import Cursor, Entry, Row, RunSpec, Source
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 
 #: The most lines and bytes of one request.
 PAGE_LINES: Final = 1000

@@ -16,9 +16,8 @@ from headrace.cli.shared.output import json_text, message, printable
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import Limits, unpack
-from headrace.models.explain import Explanation, explain
 from headrace.models.extension import PipelineArchive, pipeline_readers
-from headrace.models.pack import pack
+from headrace.models.pack import Explanation, explain, pack
 from headrace.models.source import digest_of
 from headrace.text import count, size
 

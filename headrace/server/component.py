@@ -23,9 +23,8 @@ from headrace.server.health.liveness import BACKGROUND, node_name
 from headrace.server.host_workers import IdleWatch
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.child_process import ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, console_for
-from headrace.server.supervisor.supervisor import Supervisor
+from headrace.server.supervisor.supervisor import ChildSpec, Supervisor
 
 #: Prints a line for the user.
 Report = Callable[[str], None]

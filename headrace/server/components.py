@@ -30,7 +30,7 @@ from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.health.liveness import BACKGROUND, background_node_name, node_name
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
-from headrace.server.supervisor.child_process import ChildSpec
+from headrace.server.supervisor.supervisor import ChildSpec
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 PYTHON: Final = (sys.executable, "-m")

@@ -48,11 +48,7 @@ def demand_seconds(jobs: int, each_s: float | None) -> float | None:
 
 
 async def read_demand(queue: JobQueue, model: str, ready_replicas: int) -> Demand:
-    """Read the demand for a registered model.
-
-    Raises:
-        BrokerError: Redis does not answer.
-    """
+    """Read the demand for a registered model; raise BrokerError if Redis does not answer."""
     name = keys.queue_name(model)
     (depth,) = await queue.depths([name])
     is_paused, counters = await queue.read_all(

@@ -84,11 +84,7 @@ class GrpcServer:
         return Part(self.stop, self.start, self.dismiss)
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port cannot be used.
-        """
+        """Listen; raise ConfigError if the port cannot be used."""
         settings = self._services.settings
         # grpcio's asyncio has to be created within the loop.
         self._server = server = grpc.aio.server(

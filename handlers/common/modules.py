@@ -47,11 +47,7 @@ class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unkno
     decode: Literal["cpu", "gpu"] = "cpu"
 
     def check(self, model_name: str) -> None:
-        """Refuse a crop that is larger than the resized image.
-
-        Raises:
-            ConfigError: it is.
-        """
+        """Raise ConfigError if the crop is larger than the resized image."""
         if self.crop_px > self.resize_px:
             raise ConfigError(
                 f"model {model_name}: options.crop_px is {self.crop_px}, more than resize_px, "

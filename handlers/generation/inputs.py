@@ -90,11 +90,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def biases(self) -> dict[int, float]:
-        """What is added to the logits of tokens.
-
-        Raises:
-            InputError: a key is no token.
-        """
+        """Return what is added to the logits of tokens; raise InputError if a key is no token."""
         for token in self.logit_bias:
             if not token.isascii() or not token.isdigit() or len(token) > _DIGITS_MAX:
                 raise InputError(f"logit_bias: the key {token[:64]!r} is no token; give numbers")

@@ -131,11 +131,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return shapes[0]
 
     def as_grammar(self) -> Grammar:
-        """Return it as llguidance takes it.
-
-        Raises:
-            InputError: none is given, or several are.
-        """
+        """Return it as llguidance takes it; raise InputError if none is given, or several are."""
         name, value = self.given()
         field = self.field or f"structured.{name}"
         if name == "regex":

@@ -148,11 +148,7 @@ def read_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> None:
-    """Check the size of a job's metadata.
-
-    Raises:
-        InvalidRequest: they are too large.
-    """
+    """Check the size of a job's metadata; raise InvalidRequest if they are too large."""
     size = 0 if metadata is None else len(msgspec.json.encode(metadata))
     if size > METADATA_MAX_BYTES:
         raise InvalidRequest(

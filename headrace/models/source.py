@@ -250,11 +250,7 @@ def reading(label: str) -> Iterator[None]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the SHA-256 of a file in hexadecimal; raise ConfigError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -51,11 +51,7 @@ class PayloadEntry(NamedTuple):
 
 
 def read_entry(text: str) -> PayloadEntry:
-    """Parse a member of the index's zset.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Parse a member of the index's zset; raise ValueError if it is malformed."""
     ref, job_id, model, kind = text.split(" ")
     return PayloadEntry(ref, job_id, model, kind)
 
@@ -129,11 +125,7 @@ class PayloadStore(ABC):
         return None
 
     def get(self, ref: str) -> bytes:
-        """Return a whole payload.
-
-        Raises:
-            PayloadMissing: it does not exist.
-        """
+        """Return a whole payload; raise PayloadMissing if it does not exist."""
         return self.read(ref, 0, None)
 
     @abstractmethod

@@ -102,11 +102,7 @@ class Scraper:
         self._living: tuple[list[str], list[str]] = ([], [])
 
     async def read(self) -> ScrapeResult:
-        """Read everything.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses the script.
-        """
+        """Read everything; raise BrokerError if Redis does not answer, or refuses the script."""
         try:
             return await self._read()
         except RedisError as error:

@@ -185,11 +185,7 @@ class DeliveryStore:
         self._sender = sender
 
     async def read(self, job_id: str) -> DeliveryLog:
-        """Read the deliveries of a job.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Read the deliveries of a job; raise BrokerError if Redis does not answer."""
         return read_log(await self._queue.fields(keys.deliveries(job_id)))
 
     async def save(

@@ -137,11 +137,7 @@ class Registry:
         return Revision(self.generation, self.change)
 
     def get(self, name: str) -> RegisteredModel:
-        """Return a model.
-
-        Raises:
-            ModelNotFound: no such model is registered.
-        """
+        """Return a model; raise ModelNotFound if no such model is registered."""
         found = self.models.get(name)
         if found is None:
             raise unknown_model(name, self.models)

@@ -200,11 +200,7 @@ def _retract(found: Checkpoint, sink: Sink) -> Checkpoint:
 
 
 def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: str) -> None:
-    """Compare a checkpoint with the command.
-
-    Raises:
-        Conflict: they belong to different runs.
-    """
+    """Compare a checkpoint with the command; raise Conflict if they belong to different runs."""
     new_run = f"use another output, or remove {output} and its .run to start a new run."
     pairs: list[tuple[str, Any, Any]] = [
         ("model", found.model, spec.model),

@@ -88,11 +88,7 @@ def check_twice(columns: Sequence[str], of: str) -> None:
 
 
 def check_column(columns: Collection[str], wanted: str, of: str) -> str:
-    """Return the column that the user named.
-
-    Raises:
-        ConfigError: it does not exist.
-    """
+    """Return the column that the user named; raise ConfigError if it does not exist."""
     if wanted not in columns:
         raise ConfigError(
             f"{of} has no column {wanted!r}{did_you_mean(wanted, columns)}",

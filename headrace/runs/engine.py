@@ -345,11 +345,7 @@ class Engine:
         return self._perform(api_calls.submit, lines, quiet, self._accepts, deadline_s, accepted)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
-        """Run a plan; its waits end when the run stops.
-
-        Raises:
-            Stopping: the run stops.
-        """
+        """Run a plan, whose waits end when the run stops; then raise Stopping."""
         session, stop = self._client.session, self._stop
         steps = outlasting_limits(session, plan(session, *arguments))
         response: object = None

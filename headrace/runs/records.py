@@ -66,11 +66,7 @@ class RunRecords:
         return [record for record in records if record is not None]
 
     async def one(self, run_id: str, caller: Caller) -> Run:
-        """Return one record.
-
-        Raises:
-            RunNotFound: the caller may see no such record.
-        """
+        """Return one record; raise RunNotFound if the caller may see no such record."""
         (record,) = await self._read([run_id], caller)
         if record is None:
             raise RunNotFound(

@@ -310,11 +310,7 @@ class Stopping(Exception):
 
 
 def _reference(path: Path) -> InputRef:
-    """Return the reference to a file.
-
-    Raises:
-        InvalidRequest: its name is not UTF-8.
-    """
+    """Return the reference to a file; raise InvalidRequest if its name is not UTF-8."""
     name = os.path.abspath(path)
     try:
         name.encode()

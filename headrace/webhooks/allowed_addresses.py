@@ -80,11 +80,7 @@ def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def read_address(text: str) -> Address:
-    """Parse a resolver's address, without its zone.
-
-    Raises:
-        ValueError: it is not an address.
-    """
+    """Parse a resolver's address, without its zone; raise ValueError if it is none."""
     return plain(ipaddress.ip_address(text.partition("%")[0]))
 
 

@@ -101,11 +101,7 @@ class WebhookPolicy:
         self._allowed = read_networks(networks)
 
     def check(self, options: JobOptions) -> None:
-        """Check the options of a request.
-
-        Raises:
-            InvalidRequest: its webhook cannot be sent.
-        """
+        """Check the options of a request; raise InvalidRequest if its webhook cannot be sent."""
         if not options.webhook:
             if options.webhook_events:
                 raise InvalidRequest(

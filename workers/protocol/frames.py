@@ -360,11 +360,7 @@ class FrameSocket(Generic[Sent, Received]):
         return self._sock.fileno()
 
     def send(self, frame: Sent) -> None:
-        """Send a frame; block until it is written.
-
-        Raises:
-            OSError: the other end is gone.
-        """
+        """Send a frame; block until it is written. Raise OSError if the other end is gone."""
         payload = _encoder.encode(frame)
         with self._sending:
             self._sock.sendall(_LENGTH.pack(len(payload)) + payload)

@@ -418,11 +418,7 @@ def _print_ids(ids: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """An input that the client has taken.
-
-    Attributes:
-        place: its index among all inputs, from 0.
-    """
+    """An input that the client has taken; `place` is its index among all inputs, from 0."""
 
     place: int
     key: str

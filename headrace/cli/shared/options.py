@@ -214,11 +214,7 @@ def refuse_before_subcommand(ctx: typer.Context) -> None:
 
 
 def checked_id(job_id: str | None) -> str | None:
-    """Return a job's id after checking it.
-
-    Raises:
-        typer.BadParameter: it is not a valid id.
-    """
+    """Return a job's id after checking it; raise typer.BadParameter if it is not a valid id."""
     if job_id is not None:
         try:
             check_id(job_id)

@@ -69,11 +69,7 @@ class HandlerReference:
 
 
 def parse_handler(text: str) -> HandlerReference:
-    """Parse a `handler`.
-
-    Raises:
-        ConfigError: it has none of the forms.
-    """
+    """Parse a `handler`; raise ConfigError if it has none of the forms."""
     label = f"handler {text!r}"
     if extension := handler_extension(text):
         target, name = _split(text.removeprefix(f"{extension}:"))

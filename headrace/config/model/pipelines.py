@@ -338,11 +338,7 @@ class Pipeline:
         return {self._name: written}
 
     def yaml(self) -> str:
-        """Return the text for the models file.
-
-        Raises:
-            ValueError: the pipeline cannot run.
-        """
+        """Return the text for the models file; raise ValueError if the pipeline cannot run."""
         return yaml.safe_dump({"pipelines": self.section()}, sort_keys=False)
 
     def _add(self, name: str, written: dict[str, Any]) -> Pipeline:

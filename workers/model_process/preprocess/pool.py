@@ -104,11 +104,7 @@ class PreprocessProcess:
         return cls(process, frames, files)
 
     def ready(self) -> None:
-        """Wait until it is loaded.
-
-        Raises:
-            LoadFailed: it cannot be loaded.
-        """
+        """Wait until it is loaded; raise LoadFailed if it cannot be loaded."""
         # Imported here as it imports numpy, which a model without such processes need not wait for.
         from workers.model_process.preprocess import shared_memory  # noqa: F401
 

@@ -520,11 +520,7 @@ def _usage(answer: _Answer) -> dict[str, int]:
 
 
 def model_folder(context: Context, option: str | None) -> Path:
-    """Return the folder that the option `folder` names; by default the included one.
-
-    Raises:
-        ConfigError: it has no config.json.
-    """
+    """Return the option `folder`, else the included one; raise ConfigError without config.json."""
     if option is None:
         return INCLUDED
     folder = context.model_dir / Path(option).expanduser()

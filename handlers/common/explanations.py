@@ -31,11 +31,7 @@ Target = int | tuple[int, ...]
 
 
 def captum_attr() -> Any:
-    """Return the module `captum.attr`.
-
-    Raises:
-        HandlerError: Captum is not installed, or its import failed.
-    """
+    """Return the module `captum.attr`; raise HandlerError if it cannot be imported."""
     try:
         return importlib.import_module("captum.attr")
     except ImportError as error:

@@ -206,11 +206,7 @@ def is_upright_jpeg(data: object, max_pixels: int) -> bool:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, such as that of an image in JSON.
-
-    Raises:
-        InputError: it is no base64.
-    """
+    """Return the bytes of a base64 text, such as an image in JSON; raise InputError if none."""
     try:
         return unbase64(text)
     except InvalidRequest:

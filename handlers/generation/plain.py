@@ -30,11 +30,7 @@ _WAIT_S: Final = 0.05
 
 
 class PlainEngine(Engine):
-    """Runs one prompt after the other, each in a thread of its own.
-
-    Args:
-        context: the most tokens of a prompt with its answer.
-    """
+    """Runs one prompt after the other, each in a thread of its own, up to `context` tokens."""
 
     def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
         self._model = model

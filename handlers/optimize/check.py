@@ -123,11 +123,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(verdicts: Sequence[Verdict], names: Sequence[str]) -> Verdict:
-    """Return one verdict on all modules of a handler: each must be right, their time is summed.
-
-    Args:
-        names: of the modules, for the reason why one is wrong.
-    """
+    """Return one verdict on all modules (`names`): each must be right, and their time is summed."""
     if len(verdicts) == 1:
         return verdicts[0]
     reasons = [

@@ -151,11 +151,7 @@ def settings_types() -> dict[str, Any]:
 
 
 def exported(module: str, name: str) -> object:
-    """Return what an extension has under a name that users import from a module of headrace.
-
-    Raises:
-        AttributeError: no extension has it.
-    """
+    """Return what an extension exports to users under a name; raise AttributeError if none does."""
     for extension in found().extensions.values():
         load = extension.exports.get(f"{module}.{name}")
         if load is not None:

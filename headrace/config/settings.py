@@ -173,11 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
 
     def needed_redis_url(self, who: str) -> str:
-        """Return `redis_url`, for a component that has no Redis of its own.
-
-        Raises:
-            ConfigError: it is not set.
-        """
+        """Return `redis_url` for a component without Redis; raise ConfigError if it is not set."""
         if self.redis_url is None:
             raise ConfigError(
                 f"{who} needs HEADRACE_REDIS_URL, which is not set",

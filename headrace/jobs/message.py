@@ -39,11 +39,7 @@ METHODS: Final[dict[str, Callable[[], Any]]] = {
 
 
 def decompress(body: bytes, method: str) -> bytes:
-    """Decompress a body by its `compression` header.
-
-    Raises:
-        InvalidRequest: an unknown method, broken data, or more than DECOMPRESSED_MAX_BYTES.
-    """
+    """Decompress a body by its `compression` header; raise InvalidRequest if it cannot be done."""
     if method not in METHODS:
         known = ", ".join(METHODS)
         raise InvalidRequest(f"compression {method!r} is not supported; use one of {known}")
@@ -139,11 +135,7 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     version: Annotated[str, msgspec.Meta(pattern=VERSION)] | None = None
 
     def source(self) -> InputSource:
-        """Return where the input is stored.
-
-        Raises:
-            InvalidRequest: the API cannot have written this reference.
-        """
+        """Return where the input is stored; raise InvalidRequest if the API did not write that."""
         ranges = [part for part in self.parts if isinstance(part, PayloadRange)]
         for ref in (self.ref, *(part.ref for part in ranges)):
             if ref and not PAYLOAD_REFERENCE.fullmatch(ref):

@@ -155,11 +155,7 @@ class Explanation(msgspec.Struct, kw_only=True):
 
 
 def explain(path: Path, limits: Limits) -> Explanation:
-    """Return what a folder, an archive or a program is. Nothing is imported or kept.
-
-    Raises:
-        ConfigError: it does not exist or cannot be read.
-    """
+    """Return what a path is, without importing anything; raise ConfigError if it is unreadable."""
     about = Explanation(path=str(path))
     if path.is_dir():
         files = [file for file in path.rglob("*") if file.is_file()]

@@ -62,11 +62,7 @@ def new_entry(store: str, job_id: str, model: str, kind: str, owner: str = "") -
 
 
 def name_in(ref: str, store: str) -> str:
-    """Return the name of a payload inside its store.
-
-    Raises:
-        InputUnavailable: this is not a reference, or a reference into another store.
-    """
+    """Return the name of a payload in its store; raise InputUnavailable for other references."""
     found = PAYLOAD_REFERENCE.fullmatch(ref)
     if found is None or found[1] != store:
         raise InputUnavailable(f"{ref[:64]!r} is not a reference into the payload store {store}")
@@ -145,11 +141,7 @@ class PayloadStore(ABC):
         """Delete a payload, and the rest of an interrupted write, if they exist."""
 
     def check(self) -> None:  # noqa: B027 - Redis is checked before all else
-        """Check at the start whether the store can be used.
-
-        Raises:
-            ConfigError: it does not exist, or access is denied.
-        """
+        """Check at the start whether the store can be used; raise ConfigError if not."""
 
     def _write(self, name: str, body: bytes) -> None:
         raise NotImplementedError  # a store without it has its own `put`

@@ -193,11 +193,7 @@ class Failures:
 
 
 def split_group(name: str) -> tuple[str, str]:
-    """Return the model and the group of a group's name.
-
-    Raises:
-        InvalidRequest: no group can have this name.
-    """
+    """Return the model and the group of a group's name; raise InvalidRequest for other names."""
     parts = _GROUP_NAME.fullmatch(name)
     if parts is None:
         raise InvalidRequest(

@@ -133,12 +133,7 @@ def use_fast_connections(client: redis.asyncio.Redis) -> None:
 
 
 async def take_connection(client: redis.asyncio.Redis) -> Any:
-    """Take a connection of a client's pool, which the caller releases to the pool.
-
-    Raises:
-        ConnectTimeout: Redis did not answer in time.
-        RedisError: no connection could be made.
-    """
+    """Take a connection of a client's pool, to release there; raise RedisError if there is none."""
     pool: Any = client.connection_pool  # redis-py does not type it
     try:
         return await pool.get_connection()

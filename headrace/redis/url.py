@@ -264,11 +264,7 @@ class CeleryUrl:
 
 
 def celery_url(url: str) -> CeleryUrl:
-    """Translate a redis://, rediss://, unix:// or sentinel:// URL.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Translate a redis://, rediss://, unix:// or sentinel:// URL; raise ConfigError for others."""
     address = read_url(url)
     if address.master:
         hosts = [f"sentinel://{address.userinfo}{written_host(host)}" for host in address.hosts]

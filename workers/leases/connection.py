@@ -194,11 +194,7 @@ class Outbox:
         self._connection.send([call.command for call in sent])
 
     def receive(self, now: float) -> float | None:
-        """Read the replies to the oldest write, and handle them.
-
-        Returns:
-            How many seconds they took; None if no write is unanswered.
-        """
+        """Handle the replies to the oldest write; return the seconds they took, or None."""
         if not self._in_flight:
             self._connection.more()  # readable without a pending call: the server has hung up
             return None

@@ -131,11 +131,7 @@ class Autoscaler:
             self._scales[version] = config, Scale(number)
 
     def check(self, models: Sequence[ServedModel], now: float) -> bool:
-        """Decide for those of these models that have the number that they should have.
-
-        Returns:
-            Whether a number has changed.
-        """
+        """Decide for models that have the number they should; return whether one has changed."""
         changed = False
         for model in models:
             version = version_of(model)

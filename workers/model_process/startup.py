@@ -43,11 +43,7 @@ WARM_UP_ID: Final = "warm-up"
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
-    """Return the handler that the init frame names, not yet initialised.
-
-    Raises:
-        Exception: whatever its import or its constructor raises.
-    """
+    """Return the handler that the init frame names, not yet initialised; raise what it raises."""
     loaded = load_handler(config["handler"], Path(config["model_dir"]))
     return loaded() if isinstance(loaded, type) else loaded
 
@@ -101,11 +97,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def pin_to_cores(environ: Mapping[str, str]) -> str:
-    """Pin this process to the cores that its worker has chosen; later threads inherit this.
-
-    Returns:
-        Why it is not pinned; "" if it is, or if it should not be.
-    """
+    """Pin this process and its later threads to its cores; return why that failed, or "" if not."""
     cpus = environ.get(CPUS_VARIABLE, "")
     if not cpus:
         return ""

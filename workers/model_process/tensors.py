@@ -26,11 +26,7 @@ class ModelTensors:
     part: TensorPart
 
     def read(self, value: Any, content_type: str) -> Any:
-        """Return an input as the handler gets it: tensors and JSON as arrays.
-
-        Raises:
-            InvalidRequest: it cannot be read.
-        """
+        """Return an input as the handler gets it, as arrays; raise InvalidRequest if it is bad."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind != TENSORS_TYPE and not is_json(kind):
             return value

@@ -290,11 +290,7 @@ class Replica:
         self._send(StartProfile(profile_id, kind, batches, seconds))
 
     def finished(self, seq: int, now: float) -> Batch | None:
-        """Remove a batch that the process has finished or returned; a staged one then runs.
-
-        Returns:
-            The batch; None if the process does not have it.
-        """
+        """Remove and return a batch that the process has ended, or None; a staged one then runs."""
         batch, staged = self.batch, self.staged
         if batch is not None and batch.seq == seq:
             self.batch, self.staged, self.idle_since = staged, None, now

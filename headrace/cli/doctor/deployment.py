@@ -186,11 +186,7 @@ class Deployment:
         return found
 
     def configured(self, name: str) -> str:
-        """Return one value of the server's configuration.
-
-        Raises:
-            CheckSkipped: CONFIG GET is not allowed, or the server has no such value.
-        """
+        """Return a value of the server's configuration; raise CheckSkipped if it cannot be had."""
 
         def read() -> str:
             try:

@@ -140,11 +140,7 @@ def disks(deployment: Deployment) -> Iterator[CheckResult]:
 
 
 def free_space(folder: Path, what: str) -> CheckResult:
-    """Check the free space of a file system.
-
-    Args:
-        folder: a folder in it; if it does not exist, its nearest existing parent counts.
-    """
+    """Check the free space of a file system, by a folder in it or its nearest existing parent."""
     existing = next(one for one in (folder, *folder.parents) if one.exists())
     usage = shutil.disk_usage(existing)
     share = usage.free / usage.total if usage.total else 0.0

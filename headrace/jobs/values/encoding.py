@@ -118,11 +118,7 @@ def kombu_bytes(body: bytes | str) -> bytes:
 
 
 def kombu_base64(text: bytes) -> str:
-    """Return the base64 of bytes in kombu's form.
-
-    Raises:
-        msgspec.MsgspecError: the text is not in that form.
-    """
+    """Return the base64 of bytes in kombu's form; raise MsgspecError for text in another form."""
     return _KOMBU_BYTES.decode(text).value
 
 
@@ -146,11 +142,7 @@ def binary_input(body: bytes, content_type: str) -> bytes:
 
 
 def loads(raw: bytes | msgspec.Raw) -> Any:
-    """Parse JSON, with the NaN and Infinity that Python's own json writes.
-
-    Raises:
-        InvalidRequest: it is not JSON.
-    """
+    """Parse JSON, with Python's NaN and Infinity; raise InvalidRequest if it is not JSON."""
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError):
@@ -173,11 +165,7 @@ def parses(text: bytes) -> bool:
 
 
 def strict_json(text: bytes) -> bytes:
-    """Return JSON text that every parser reads, with `null` for NaN and Infinity.
-
-    Raises:
-        ValueError: Python's own parser cannot read it either.
-    """
+    """Return JSON for every parser, null for NaN and Infinity; raise ValueError for other text."""
     if parses(text):
         return text
     try:

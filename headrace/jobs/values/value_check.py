@@ -175,11 +175,7 @@ class ValueCheck:
 def _errors(
     validator: jsonschema_rs.Validator, value: Any, *, every: bool
 ) -> list[jsonschema_rs.ValidationError]:
-    """Return the validator's errors, or the first one only.
-
-    Raises:
-        ValueError: the value is not JSON.
-    """
+    """Return the validator's errors, or the first one; raise ValueError if it is not JSON."""
     import jsonschema_rs
 
     if every:

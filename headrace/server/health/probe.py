@@ -117,11 +117,7 @@ def check_background(url: str) -> str:
 def check_workers(
     url: str, workers: int | None, environ: Mapping[str, str], *, models: bool = False
 ) -> str:
-    """Check that each worker of `headrace worker` on this host is alive.
-
-    Args:
-        models: each model that these workers serve must also have a loaded replica here.
-    """
+    """Check that each worker of this host lives; with `models`, also that its models are loaded."""
     from headrace.server.gpus import worker_devices
     from headrace.server.health.liveness import live_reports, node_name, unready_models
 

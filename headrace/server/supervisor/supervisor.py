@@ -272,11 +272,7 @@ class Supervisor:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a child's process ended.
-
-    Attributes:
-        status: its exit status, or minus the signal that ended it.
-    """
+    """How a child's process ended: its exit status, or minus the signal that ended it."""
 
     name: str
     pid: int

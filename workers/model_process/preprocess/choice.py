@@ -269,11 +269,7 @@ class Choice:
 
 
 def _transfer_ms(items: object) -> float:
-    """Return how long the items take into shared memory and back.
-
-    Raises:
-        HandlerError: a value cannot be sent.
-    """
+    """Return the ms of the items into shared memory and back; raise HandlerError if one cannot."""
     # Imported here as it imports numpy, which most models need not wait for.
     from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer, unpack
 

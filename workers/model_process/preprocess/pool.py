@@ -196,11 +196,7 @@ class PreprocessPool:
         self._executors = [ThreadPoolExecutor(1, f"preprocess-{n}") for n in range(len(workers))]
 
     def prepare(self, inputs: list[Input]) -> Any:
-        """Return what `preprocess` returns for all inputs, in order.
-
-        Raises:
-            Exception: the error of a share, after all shares have ended.
-        """
+        """Return what `preprocess` returns for all inputs; raise a share's error when all ended."""
         shares = self._shares(inputs)
         futures = []
         for share in shares:
@@ -262,11 +258,7 @@ def why_not_in_process(handler: Handler) -> str:
 
 
 def pool_of(executor: BatchExecutor, processes: list[PreprocessProcess]) -> PreprocessPool:
-    """Return the pool of these processes, once they are loaded.
-
-    Raises:
-        LoadFailed: a process cannot be loaded.
-    """
+    """Return the pool of these processes, once they are loaded; raise LoadFailed if one is not."""
     for process in processes:
         process.forward = lambda rows: (
             executor.reporter.forward(rows) if executor.reporter else None

@@ -55,11 +55,7 @@ class _JobPieces:
 
 
 class PieceSender:
-    """Gathers pieces and sends them. Any thread may add pieces.
-
-    Args:
-        send: called with rows; by one thread at a time.
-    """
+    """Gathers pieces of any thread, and sends rows with `send`, from one thread at a time."""
 
     def __init__(self, send: Callable[[list[PieceRow]], None]) -> None:
         self._send = send

@@ -150,10 +150,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
 
 
 def media_type(content_type: str) -> str:
-    """Return the type without its parameters, in lower case; "" if none is given.
-
-    It raises UnsupportedMedia for what is not a media type.
-    """
+    """Return the lower-case type without parameters, "" for none; or raise UnsupportedMedia."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
         raise UnsupportedMedia(

@@ -97,10 +97,7 @@ class ExplainingHandler(ItemHandler):
 
 
 def asked_targets(context: Context, count: int) -> dict[int, Any]:
-    """Return the target of each explanation that a batch asks for, by its place.
-
-    A target is None if the job names none.
-    """
+    """Return the target of each explanation in a batch, by place; None if the job names none."""
     asked: dict[int, Any] = {}
     for place, parameters in enumerate(context.parameters[:count]):
         header = context.headers[place].get(EXPLAIN) if place < len(context.headers) else None

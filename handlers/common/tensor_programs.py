@@ -49,10 +49,7 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
-        """Return the outputs for one batch of each input.
-
-        `names` are those of the outputs, for a program that returns a mapping.
-        """
+        """Return the outputs for one batch of each input, by `names` where they are a mapping."""
 
 
 def load_program(path: Path, device: str, *, weights_only: bool = True) -> Program:

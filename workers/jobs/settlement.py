@@ -218,10 +218,7 @@ def succeeded(
 def stored(
     job: LeasedJob, ref: str, length: int, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result of `length` bytes that the payload store keeps under `ref`.
-
-    The Celery result then holds the size and the URL of the result.
-    """
+    """End a job with a result of `length` bytes in the payload store; Celery's has its URL."""
     kind, _ = split_details(content_type)
     shown = {"size": length, "content_type": kind, "url": f"/api/v1/jobs/{job.id}/result"}
     meta = _meta(job, b"SUCCESS", _encode(shown), done=done)

@@ -98,10 +98,7 @@ class PipelinedConnection(PooledConnection):
             raise
 
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
-        """Return the replies to the oldest unanswered commands; block until all have come.
-
-        The error of a command is its reply.
-        """
+        """Return all replies, errors too, to the oldest unanswered commands; block until then."""
         if self._connection is None:
             raise RedisConnectionError("not connected")
         try:

@@ -75,10 +75,7 @@ class PipelineQueue:
 
 
 class PipelineLeases:
-    """The leases of a background worker's pipeline jobs.
-
-    Every method raises BrokerError if Redis does not answer.
-    """
+    """The leases of a background worker's pipeline jobs; without Redis they raise BrokerError."""
 
     def __init__(self, jobs: JobQueue, settings: Settings, owner: str) -> None:
         self._jobs = jobs

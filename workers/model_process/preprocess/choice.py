@@ -126,10 +126,7 @@ class Choice:
     processes: list[PreprocessProcess] = field(default_factory=list)
 
     def make(self, batches: Sequence[SubBatch]) -> str:
-        """Install the best way; return it with the reason, "" for a generator.
-
-        `batches` are those of the warm-up.
-        """
+        """Install the best way for the warm-up `batches`; return it and why, "" for a generator."""
         handler = self.executor.handler
         if isinstance(handler, Generator):
             return ""

@@ -184,10 +184,7 @@ class PreprocessProcess:
 
 
 class PreprocessPool:
-    """Runs `preprocess` of a batch in several workers, each on a share of the items.
-
-    Unless `per_item`, a batch is not split.
-    """
+    """Runs `preprocess` in several workers, each on a share; a whole batch unless `per_item`."""
 
     def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:
         self._workers = workers

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from headrace.client.calls import Page, list_pages, moment
+from headrace.client.calls import Page, list_pages, query_of
 from headrace.client.http.retries import Session, decoded, exchange, fetch
 from headrace.client.inputs import job_request, json_request
 from headrace.client.models import DeadLetter, Job, decode_output
@@ -126,14 +126,7 @@ def failures(
         ModelNotFound: the model does not exist.
         ListsOff: the server keeps no failures.
     """
-    given = {
-        "model": model,
-        "since": None if since is None else moment(since),
-        "error": error,
-        "bucket_s": None if bucket_s is None else str(bucket_s),
-        "limit": None if limit is None else str(limit),
-    }
-    query = {name: value for name, value in given.items() if value is not None}
+    query = query_of(model=model, since=since, error=error, bucket_s=bucket_s, limit=limit)
     request = HttpRequest("GET", _FAILURES, query=query)
     return (yield from fetch(session, request, FailureGroups)).failures
 
@@ -332,9 +325,7 @@ def recent_webhooks(
         state: only those that are `pending`, `delivered` or `failed`.
         limit: maximum number, at most 1,000; None for the server's default.
     """
-    given = {"state": state, "limit": None if limit is None else str(limit)}
-    query = {name: value for name, value in given.items() if value is not None}
-    request = HttpRequest("GET", _WEBHOOKS, query=query)
+    request = HttpRequest("GET", _WEBHOOKS, query=query_of(state=state, limit=limit))
     return (yield from fetch(session, request, RecentDeliveries)).deliveries
 
 
@@ -543,5 +534,4 @@ def audit(
         page = decoded(answer, Audit)
         return page.entries, page.cursor
 
-    query = {name: value for name, value in (("by", by), ("target", target)) if value is not None}
-    return list_pages(session, _AUDIT, read, limit=limit, query=query)
+    return list_pages(session, _AUDIT, read, limit=limit, query=query_of(by=by, target=target))

@@ -18,8 +18,6 @@ from typing import Final, NamedTuple
 from headrace.queue.job_queue import JobQueue
 from headrace.redis.scripts import script
 
-#: How many failures are read in one call: Redis serves others in between.
-PORTION: Final = 2_000
 #: How many of its jobs a group names.
 NEWEST_MAX: Final = 10
 

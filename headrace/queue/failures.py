@@ -20,8 +20,8 @@ from headrace.redis.clock import US_PER_S
 from headrace.redis.fields import JobField
 from headrace.redis.scripts import pages_of, script
 
-#: How many errors are read, and how many jobs are retried, in one call: Redis serves others in
-#: between.
+#: How many failures or errors are read, and how many jobs are retried, in one call: Redis serves
+#: others in between.
 PORTION: Final = 2_000
 RETRY_PORTION: Final = 200
 

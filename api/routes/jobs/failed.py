@@ -48,7 +48,7 @@ async def get_input(services: Services, request: Request, job_id: str) -> Reply 
         raise _elsewhere(job, source)
     headers = (NO_STORE, *HARMLESS)
     if source is None:
-        body, given = _shown(message.input)
+        body, given = _sent_input(message.input)
         return Reply(200, body, as_header(given), headers)
     kind = as_header(source.type or JSON_TYPE)
     stored = StoredResult(source.ref, source.size, source.type)
@@ -106,7 +106,7 @@ def _elsewhere(job: Job, source: InputSource) -> InputGone:
     return InputGone(f"the input of job {job.id!r} {why}", hint=hint)
 
 
-def _shown(raw: bytes) -> tuple[bytes, str]:
+def _sent_input(raw: bytes) -> tuple[bytes, str]:
     """Return the input in a message and its type; as its JSON text if it cannot be decoded."""
     try:
         body, given = undecoded_input(raw)

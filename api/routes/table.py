@@ -31,7 +31,6 @@ from api.routes.jobs import (
     bulk_status,
     bulk_submit,
     events,
-    failed,
     failures,
     job,
     listing,
@@ -216,12 +215,12 @@ TABLE: Final[tuple[Operation, ...]] = (
         (*UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
     ),
     Operation(
-        "GET", _JOB + "/input", failed.get_input, _READ, "get_input", media.KEPT_INPUT,
+        "GET", _JOB + "/input", failures.get_input, _READ, "get_input", media.KEPT_INPUT,
         (*UNREAD_JOB, errors.InputGone, errors.StoreUnavailable),
     ),
     # A retry passes the limits of the API key that owns the job.
     Operation(
-        "POST", _JOB + "/retry", failed.retry_job, _MANAGE, "retry_job", Retried,
+        "POST", _JOB + "/retry", failures.retry_job, _MANAGE, "retry_job", Retried,
         (*UNREAD_JOB, errors.Conflict),
     ),
     # The next paths are also those of jobs with such an id: no id is reserved.

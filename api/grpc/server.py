@@ -41,12 +41,7 @@ Methods = Mapping[str, Method]
 
 
 class Place(NamedTuple):
-    """Where a server listens.
-
-    Attributes:
-        setting: that of the port, for messages.
-        tls: it has the certificate of the settings.
-    """
+    """Where a server listens: the port of a setting, with the settings' certificate if `tls`."""
 
     host: str
     port: int

@@ -217,12 +217,7 @@ def sniff(body: bytes) -> str:
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line.
-
-    Attributes:
-        number: 1 for the first; empty lines count too.
-        text: without its line feed; None for a line above the limit.
-    """
+    """One line: its number from 1, empty ones included; its text, None above the limit."""
 
     number: int
     text: bytes | None

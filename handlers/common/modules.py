@@ -57,11 +57,7 @@ class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unkno
 
 
 def load_module(context: Context, options: ModuleOptions) -> nn.Module:
-    """Return the module that the option `model` makes, with the model's weights, on the CPU.
-
-    Raises:
-        ConfigError: there is no such option, its call failed, or the weights do not fit.
-    """
+    """Return the module that the option `model` makes, with weights, on the CPU; or ConfigError."""
     model = options.model
     if model is None:
         raise ConfigError(
@@ -97,11 +93,7 @@ def load_module(context: Context, options: ModuleOptions) -> nn.Module:
 
 
 def load_names(context: Context, index_to_name: str | None) -> dict[int, str]:
-    """Return the names of the classes by their indices; {} without the option.
-
-    Raises:
-        ConfigError: the file cannot be read, or has another form.
-    """
+    """Return the names of classes by index, {} without the option; or raise ConfigError."""
     if index_to_name is None:
         return {}
     path = context.model_dir / Path(index_to_name).expanduser()

@@ -43,11 +43,7 @@ SUFFIXES: Final = (SAFETENSORS, ".pt", ".pth", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Tensors on their way to the host; read them only after `wait`.
-
-    Attributes:
-        arrived: occurs when they are on the host; None if they are already.
-    """
+    """Tensors on their way to the host, where they are once `arrived` occurs: see `wait`."""
 
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None = None

@@ -83,11 +83,7 @@ def best_classes(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def segmentation_logits(output: Any) -> Tensor:
-    """Return the logits (N, classes, H, W) of a segmentation model's output.
-
-    Raises:
-        HandlerError: it is neither a tensor nor a mapping with a tensor as "out".
-    """
+    """Return the logits (N, classes, H, W) of a segmentation; raise HandlerError if it has none."""
     logits = output.get("out") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
         raise HandlerError(

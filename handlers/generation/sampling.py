@@ -101,12 +101,7 @@ def _excluded(device: torch.device) -> Tensor:
 
 
 class Likelihood(NamedTuple):
-    """How likely the model held a token that was chosen, by its logits alone.
-
-    Attributes:
-        chosen: the log probability of the token.
-        likeliest: the likeliest tokens in its place, each with its log probability.
-    """
+    """How likely a chosen token, and the likeliest ones in its place, were by the logits alone."""
 
     chosen: float
     likeliest: list[tuple[int, float]]

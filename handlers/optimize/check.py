@@ -167,12 +167,7 @@ def compare(
     scores: Callable[[Any], Tensor] | None,
     max_error: float,
 ) -> Verdict:
-    """Compare a variant with its module.
-
-    Args:
-        calls: arguments whose outputs are compared.
-        timed: arguments whose time is compared, by batch size.
-    """
+    """Compare a variant with its module: outputs of `calls`, times of `timed`, by batch size."""
     error, same, rows = 0.0, 0, 0
     with torch.inference_mode():
         for args in (*calls, *timed.values()):

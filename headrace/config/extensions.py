@@ -87,12 +87,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class Found:
-    """The extensions of this Python.
-
-    Attributes:
-        extensions: those that can be used, by name.
-        problems: why others cannot, by the name of their entry point.
-    """
+    """The extensions of this Python that can be used, and why others cannot, by entry point."""
 
     extensions: dict[str, Extension] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)

@@ -258,11 +258,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_message(raw: bytes) -> Message:
-    """Read a message that any Celery client may have written.
-
-    Raises:
-        InvalidRequest: its text is the job's error; the claim has read the message's id.
-    """
+    """Read a message of any Celery client; raise InvalidRequest, the job's error."""
     try:
         envelope_ = read_envelope(raw, _ENVELOPE)
         model, payload, parameters, embed = _decode_body(_body_text(envelope_))
@@ -308,11 +304,7 @@ def decode_message(raw: bytes) -> Message:
 
 
 def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> EnvelopeT:
-    """Decode the JSON of a message, except for its body, which is text in it.
-
-    Raises:
-        ValueError, RecursionError: it cannot be read.
-    """
+    """Decode the JSON of a message, its body staying text; raise ValueError or RecursionError."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError:
@@ -360,11 +352,7 @@ def _decode_body(body: bytes) -> tuple[str, bytes, bytes, Embed | None]:
 def decode_body(
     body: bytes,
 ) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None]:
-    """Return positional arguments, named arguments, and callbacks.
-
-    Raises:
-        ValueError, TypeError: it is not the body of a task.
-    """
+    """Return arguments by position and name, and callbacks; raise ValueError or TypeError."""
     try:
         return _BODY.decode(body)
     except msgspec.DecodeError:

@@ -30,12 +30,7 @@ _NOTE: Final = ".json"
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What is known of a source that was fetched before.
-
-    Attributes:
-        validator: what changes when the source does: an ETag, or a file's size and time.
-        key: its folder.
-    """
+    """A source fetched before: its folder (`key`), and its ETag, or a file's size and time."""
 
     source: str
     validator: str

@@ -126,11 +126,7 @@ class PayloadStore(ABC):
 
     @abstractmethod
     def read(self, ref: str, start: int, length: int | None) -> bytes:
-        """Return `length` bytes (None: all) from `start`; fewer if the payload ends before.
-
-        Raises:
-            PayloadMissing: it does not exist.
-        """
+        """Return `length` bytes (None: all) from `start`, or fewer; or raise PayloadMissing."""
 
     @abstractmethod
     def size(self, ref: str) -> int:

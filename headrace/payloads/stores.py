@@ -272,12 +272,7 @@ THREADS: Final = 8
 
 
 class PayloadStores:
-    """All configured stores, and the index that they share.
-
-    Args:
-        default: the name of the store for new payloads.
-        client: closed with the stores.
-    """
+    """All configured stores, of which `default` gets new payloads, and their index."""
 
     def __init__(
         self, index: PayloadIndex, stores: list[PayloadStore], default: str, client: redis.Redis
@@ -321,11 +316,7 @@ class PayloadStores:
         self._delete(self.index.look(*entries))
 
     def sweep(self) -> int:
-        """Delete due payloads that are not needed; return how many were checked.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Delete due payloads not needed; return how many were checked, or raise BrokerError."""
         looked, unneeded = self.index.due()
         for entry in unneeded:
             try:

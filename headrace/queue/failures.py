@@ -226,12 +226,7 @@ class Failure(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """The failures of one group.
-
-    Attributes:
-        newest: the ids of the last ones, the newest first.
-        over_time: by the beginning of a part of the time, how many failed in it.
-    """
+    """The failures of one group: the newest ids first; `over_time` by parts of the time."""
 
     count: int
     first_us: int
@@ -263,11 +258,7 @@ class FailureIndex:
         self._numbers: dict[str, int] = {}
 
     async def follow(self, jobs: JobQueue, kept_from_us: int) -> None:
-        """Read what has changed in Redis; older failures do not count.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Read what has changed in Redis, without older failures; or raise BrokerError."""
         async with self._following:
             if not await self._read_on(jobs, kept_from_us):
                 # One between others is gone: it was retried, or its job was deleted.
@@ -319,11 +310,7 @@ class FailureIndex:
         return number
 
     def tallies(self, *, owner: str | None, since_us: int, bucket_us: int = 0) -> dict[str, Tally]:
-        """Return the failures since a time by group.
-
-        Args:
-            bucket_us: how long the parts of time are in which they are counted; 0 counts none.
-        """
+        """Return the failures since a time by group, counted in parts of `bucket_us`; 0: not."""
         start = bisect_left(self._failed, since_us)
         failed, groups, ids = self._failed[start:], self._groups[start:], self._ids[start:]
         if owner is not None:

@@ -67,11 +67,7 @@ class ScrapeResult:
 
 
 class Scraper:
-    """Reads what `/metrics` shows.
-
-    Args:
-        send: sends packed commands, of which it is given the number, and returns their replies.
-    """
+    """Reads what `/metrics` shows; `send` takes packed commands and their number for replies."""
 
     def __init__(
         self,

@@ -30,12 +30,7 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One try.
-
-    Attributes:
-        status: the HTTP status; 0 without an answer.
-        error: what failed; "" if nothing did.
-    """
+    """One try: its HTTP status, 0 without an answer, and what failed, "" if nothing did."""
 
     at_us: int
     ms: int

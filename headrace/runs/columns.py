@@ -20,11 +20,7 @@ _OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 
 
 class InputColumns(NamedTuple):
-    """Which columns of a row are the input.
-
-    Attributes:
-        is_object: the input is an object of them; else it is the value of the only one.
-    """
+    """The columns of a row that are the input: an object of them, or the value of the only one."""
 
     names: Sequence[str]
     is_object: bool

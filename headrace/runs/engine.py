@@ -122,11 +122,7 @@ class Engine:
         return found
 
     def stop(self, *, cancel: bool = False) -> None:
-        """Stop the run; may be called from any thread and from a signal handler.
-
-        Args:
-            cancel: cancel the jobs in flight. Otherwise they go on, and a later start reads them.
-        """
+        """Stop the run, from any thread or signal handler; `cancel` its jobs, or let them go on."""
         self._cancel = self._cancel or cancel
         self._stop.set()
 

@@ -232,12 +232,7 @@ class Submitter:
                 self.from_source, self.error = True, error
 
     def _send(self, page: _Page) -> None:
-        """Submit a page.
-
-        Raises:
-            Stopping: the run stops.
-            HeadraceError: an error that would concern every other input too.
-        """
+        """Submit a page; raise Stopping, or an error that would concern all other inputs too."""
         good, bad = page.inputs, []
         lines = [line for line in page.lines if isinstance(line, bytes)]
         if len(lines) < len(page.lines):

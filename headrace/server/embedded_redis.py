@@ -36,12 +36,7 @@ _ON_PATH: Final = ("valkey-server", "redis-server")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A configured server that is not started yet.
-
-    Attributes:
-        config_file: its configuration, which holds the password.
-        password: generated once per state directory.
-    """
+    """A configured server, not started yet: its file, with the password of the directory."""
 
     program: str
     config_file: Path

@@ -113,11 +113,7 @@ class WebhookPolicy:
 
 
 def check_address(target: Endpoint, allowed: Sequence[Network]) -> None:
-    """Check an address in the URL. A name is looked up when the webhook is sent.
-
-    Raises:
-        InvalidRequest: webhooks cannot be sent to it.
-    """
+    """Check an address in the URL, not yet a name; raise InvalidRequest if it is refused."""
     if target.literal is not None and not may_reach(target.literal, allowed):
         raise _wrong(
             f"{target.host[:64]} is an address of a private or reserved network",

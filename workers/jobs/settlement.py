@@ -321,11 +321,7 @@ def unfinished(job: LeasedJob, batch: Batch, now: float) -> Run:
 def read_message(
     job: LeasedJob, raw: bytes, model: str, queue: str, now_us: int
 ) -> Settlement | None:
-    """Read the message of a job of this model that was just claimed; set it and its callbacks.
-
-    Returns:
-        The settlement of a job that will not run now; else None.
-    """
+    """Read and set the message of a claimed job; return its settlement if it will not run now."""
     try:
         message = job.message = decode_message(raw)
     except InvalidRequest as error:

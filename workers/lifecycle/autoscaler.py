@@ -100,11 +100,7 @@ def load_of(model: ServedModel, now: float) -> Load:
 
 
 class Autoscaler:
-    """Decides on the replicas of one worker's models with `max_replicas`.
-
-    Args:
-        slots: the most batches that run at once on a device (`device_slots`); 0 is no limit.
-    """
+    """Decides on the replicas of one worker's models, with `slots` batches a device (0: any)."""
 
     def __init__(self, slots: int = 0) -> None:
         self._slots = slots

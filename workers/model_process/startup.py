@@ -50,12 +50,7 @@ def handler_of(config: dict[str, Any]) -> Handler:
 
 @keeps_signal_stack()
 def initialize(load: Callable[[Context], Any], context: Context) -> None:
-    """Run the `initialize` of a handler, or its `initialize_preprocess`.
-
-    Raises:
-        ConfigError: it returned a coroutine, which loads nothing.
-        Exception: what it raises.
-    """
+    """Run `initialize` or `initialize_preprocess`; raise ConfigError if it returned a coroutine."""
     returned = load(context)
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
@@ -182,11 +177,7 @@ def example_of(handler: Handler) -> Any:
 
 
 def as_sent(example: Any) -> tuple[bytes, bool]:
-    """Return the example as the JSON that a client would send, and whether it has bytes inside.
-
-    Raises:
-        ConfigError: a client cannot send it.
-    """
+    """Return the example as a client's JSON, and whether it has bytes; or raise ConfigError."""
     if isinstance(example, (bytes, bytearray, memoryview)):
         return binary_input(bytes(example), BINARY_TYPE), False
     try:

@@ -52,11 +52,7 @@ class ModelTensors:
 
 
 def tensors_of(frame: Mapping[str, Any] | None) -> ModelTensors | None:
-    """Return the tensors that the init frame of a model process describes; None without any.
-
-    Raises:
-        ConfigError: no extension reads them.
-    """
+    """Return the tensors in an init frame, or None; raise ConfigError if nothing does."""
     if frame is None:
         return None
     part = next(iter(tensor_parts().values()), None)

@@ -329,11 +329,7 @@ class Deadlines:
 
 
 class PendingResult(NamedTuple):
-    """A result to store, and the settlement that names it.
-
-    Attributes:
-        result: JSON text, or the bytes of another result.
-    """
+    """A result to store, JSON text or bytes, and the settlement that names it."""
 
     job: LeasedJob
     settlement: Settlement

@@ -634,11 +634,7 @@ class ServedModel:
             )
 
     def let_leave(self, replica: Replica, batch: Batch, now: float) -> bool:
-        """Let a job that has exceeded its timeout leave a generator, whose other jobs run on.
-
-        Returns:
-            Whether the process has time for that; else it hangs, or is no generator.
-        """
+        """Let a job beyond its timeout leave a generator; return whether the process has time."""
         (job, *_) = batch.jobs
         if not replica.continuous or job.dropped == TIMED_OUT:
             return False

@@ -119,11 +119,7 @@ class StackDump:
         return self._file.fileno()
 
     def request(self, pids: Iterable[int], now: float) -> bool:
-        """Signal the first of these processes; what the file gets from now on are their stacks.
-
-        Returns:
-            Whether any of them exists.
-        """
+        """Signal the first process to write its stacks, then the next; return if any exists."""
         self._from = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + STACKS_S
         self._to_signal = list(pids)

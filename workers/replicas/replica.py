@@ -370,11 +370,7 @@ class Replica:
         return f"The stacks of the process:\n{trace}\n{why}" if trace else why
 
     def hangs(self, batch: Batch, now: float) -> bool:
-        """Handle a batch that takes too long: the process and its helpers write their stacks.
-
-        Returns:
-            Whether the process must be given up now; else the batch's deadline is a little later.
-        """
+        """Have the processes of a late batch write their stacks; return whether to give up now."""
         if self._stacks is None or self.process is None:
             return True
         if not self.stacks_requested:

@@ -175,11 +175,7 @@ def strict_json(text: bytes) -> bytes:
 
 
 def decode_payload(body: bytes, content_type: str, guard: Guard | None = None) -> tuple[Any, str]:
-    """Decode bytes that were not in a message, as `decode_input`; "" is the type of its JSON text.
-
-    Raises:
-        InvalidRequest: they do not match their type.
-    """
+    """Decode bytes outside of a message, of type "" for JSON text; or raise InvalidRequest."""
     kind = content_type.partition(";")[0].strip().lower()
     if not kind or is_json(kind):
         return decode_input(body, guard)
@@ -356,11 +352,7 @@ def _unbase64(text: object) -> bytes:
 
 
 def unbase64(text: str | bytes) -> bytes:
-    """Return the bytes of a base64 text: also of a data URL, URL-safe, wrapped or unpadded.
-
-    Raises:
-        InvalidRequest: it has another form.
-    """
+    """Return the bytes of base64: a data URL, URL-safe, wrapped or unpadded; or InvalidRequest."""
     plain = text.encode("utf-8", "replace") if isinstance(text, str) else text
     if data_url := _DATA_URL.match(plain):
         plain = unquote_to_bytes(plain[data_url.end() :])

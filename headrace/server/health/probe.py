@@ -68,11 +68,7 @@ def check(
     *,
     models: bool = False,
 ) -> str:
-    """Check one component, in the environment it was started in.
-
-    Raises:
-        ConfigError: the check needs Redis, of which no URL is known.
-    """
+    """Check a component in its environment; raise ConfigError if it lacks the URL of Redis."""
     if component == Component.API:
         return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
     if component == Component.FLOWER:

@@ -227,12 +227,7 @@ class ItemPieces:
 
 
 def piece_json(piece: Any) -> bytes:
-    """Return a piece as JSON.
-
-    Raises:
-        HandlerError: it is bytes or a Response.
-        TypeError, ValueError: as for `encode_result`.
-    """
+    """Return a piece as JSON; raise as `encode_result`, and HandlerError for bytes."""
     outcome = encode_result(piece)
     if outcome[2]:
         raise HandlerError(f"a piece must be text or JSON, not {type(piece).__name__}")

@@ -109,10 +109,7 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.structs.replace(asked, declared=False, inputs=None, outputs=None)
 
     def init_frame(self, folder: Path, device: str) -> dict[str, Any]:
-        """Return what a model process reads to load the handler.
-
-        `folder` is that of the models file; a model with a source has its own.
-        """
+        """Return what a model process reads to load the handler; `folder` is the models file's."""
         folder = Path(self.folder) if self.folder else folder
         # YAML reads a bare `on` as true.
         layout = self.channels_last

@@ -144,11 +144,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(name: str, section: PipelineSection) -> PipelineConfig:
-    """Build a pipeline from its section and the defaults. The models are not checked.
-
-    Raises:
-        KeyProblem: it cannot run.
-    """
+    """Build a pipeline of a section and defaults, models unchecked; or raise KeyProblem."""
     if section.outputs is not None and section.outputs.enforce:
         raise KeyProblem(
             ("outputs", "enforce"),

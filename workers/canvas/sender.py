@@ -115,7 +115,7 @@ class CanvasSender:
             pipe.execute()
 
     def send(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
-        """Send callbacks, then the next of the chain; raise Malformed (never) or TRY_AGAIN."""
+        """Send callbacks and the chain's next; raise Malformed if it never works, or TRY_AGAIN."""
         if progress.children is not None or outcome.state != SUCCESS:
             return
         family = {"parent_id": canvas.id, "root_id": canvas.root_id}

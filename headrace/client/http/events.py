@@ -69,7 +69,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerEvent(NamedTuple):
-    """An event as the server sends it, with `id` for a resume; a JSON array is in `items`."""
+    """An event as the server sends it; `event_id` resumes behind it, `items` is a JSON array."""
 
     name: str
     event_id: str

@@ -64,7 +64,7 @@ class Source(Protocol[Event_co]):
 
 
 class Writer(Protocol[Event_contra]):
-    """How a stream's events are written, after a `head`; a `heartbeat` stands for nothing."""
+    """How a stream's events are written, after a `head`; a `heartbeat` fills a silence."""
 
     head: bytes
     heartbeat: bytes

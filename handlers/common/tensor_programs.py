@@ -53,7 +53,7 @@ class Program(ABC):
 
 
 def load_program(path: Path, device: str, *, weights_only: bool = True) -> Program:
-    """Return the program in a file; raise ConfigError if it is none, or nothing here runs it."""
+    """Return the program in a file; raise ConfigError if it has none, or nothing here runs it."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint="correct the model's `weights`")
     suffix = path.suffix.lower()

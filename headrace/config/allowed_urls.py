@@ -57,7 +57,7 @@ def read_url(text: str) -> WebUrl:
 
 
 def read_prefix(text: str) -> WebUrl:
-    """Parse the beginning of allowed URLs; raise ValueError, which names it, if it is none."""
+    """Parse the beginning of allowed URLs; raise ValueError, which names it, for other text."""
     prefix = read_url(text)
     if prefix.query:
         raise ValueError(f"{text[:_SHOWN_CHARS]!r} has a query (?...); leave it out")

@@ -124,7 +124,7 @@ def use_fast_connections(client: redis.asyncio.Redis) -> None:
 
 
 async def take_connection(client: redis.asyncio.Redis) -> Any:
-    """Take a connection of a client's pool, to release there; raise RedisError if there is none."""
+    """Take a connection of a client's pool, to release there; raise RedisError if it has none."""
     pool: Any = client.connection_pool  # redis-py does not type it
     try:
         return await pool.get_connection()

@@ -98,7 +98,7 @@ class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return found if found is not None and found.versions else None
 
     def version(self, name: str) -> ModelVersion:
-        """Return a version, "" for the default one; raise ModelNotFound if there is none."""
+        """Return a version, "" for the default one; raise ModelNotFound for unknown ones."""
         found = self.versions.get(name or self.default_version)
         if found is None:
             raise ModelNotFound(

@@ -76,7 +76,7 @@ def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def read_address(text: str) -> Address:
-    """Parse a resolver's address, without its zone; raise ValueError if it is none."""
+    """Parse a resolver's address, without its zone; raise ValueError for other text."""
     return plain(ipaddress.ip_address(text.partition("%")[0]))
 
 

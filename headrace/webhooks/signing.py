@@ -32,7 +32,7 @@ def written(secret: bytes) -> str:
 
 
 def read_secret(text: str) -> bytes:
-    """Return the bytes of a secret; raise ValueError, which does not repeat it, if it is none."""
+    """Return the bytes of a secret; raise ValueError, which does not repeat it, for other text."""
     try:
         found = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):

@@ -453,7 +453,7 @@ def free_memory() -> None:
 
 
 def checked_list(values: Any, length: int, verb: str) -> list[Any]:
-    """Return what a verb returned as a list; raise HandlerError if it is none of this length."""
+    """Return what a verb returned as a list; raise HandlerError for others, or of other length."""
     try:
         listed = list(values) if _is_list(values) else None
     except TypeError:  # an array without dimensions

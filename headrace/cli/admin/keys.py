@@ -128,7 +128,7 @@ def revoke(
 
 
 def _seconds(text: str | None, flag: str, *, least: int = 0) -> float:
-    """Parse a duration to seconds, None to 0; raise BadParameter if it is none or below `least`."""
+    """Parse a duration to seconds, None to 0; raise BadParameter for others, or below `least`."""
     if text is None:
         return 0.0
     duration_s = parsed_seconds(text) if len(text) <= _DURATION_CHARS else None

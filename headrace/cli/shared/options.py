@@ -250,7 +250,7 @@ def parameters(given: list[str] | None) -> dict[str, Any]:
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:
-    """Parse the JSON object of --metadata; raise BadParameter if it is none, or is too large."""
+    """Parse the JSON object of --metadata; raise BadParameter for other or large JSON."""
     if text is None:
         return None
     try:

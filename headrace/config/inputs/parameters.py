@@ -101,7 +101,7 @@ class Parameter(
         return {"type": self.type, **schema}
 
     def checked(self, value: object) -> Scalar:
-        """Return a value by its type, text converted; raise ValueError if it is none."""
+        """Return a value by its type, text converted; raise ValueError if it does not fit."""
         converted = _converted(self.type, value)
         if converted is None or (self.enum is not None and converted not in self.enum):
             raise ValueError

@@ -30,7 +30,7 @@ from headrace.errors import BrokerError, HeadraceError, TooManyStreams
 from headrace.observability.tracing import tracing
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
-from headrace.queue.asyncio_tasks import cancel_and_wait
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.failures import Failures
 from headrace.queue.following.piece_log import PieceLog
@@ -188,7 +188,7 @@ class Services:
         """Return what starts and stops; each part comes after those that it uses."""
         spans, reporter, copies = self.spans, self.counter_reporter, self.shadow_copies
         tracing = [] if spans is None else [Part(partial(asyncio.to_thread, spans.close))]
-        expiry = ExpiryTask(self.queue)
+        tasks = RunningTasks()
         return [
             *tracing,
             Part(self.client.aclose),
@@ -196,7 +196,7 @@ class Services:
             Part(self.queue.close),
             Part(reporter.stop, reporter.start),
             Part(copies.stop, copies.start),
-            Part(expiry.stop, expiry.start),
+            Part(lambda: cancel_and_wait(*tasks), lambda: tasks.begin(_expire_jobs(self.queue))),
             Part(subscription.stop, subscription.start),
             Part(self.piece_log.stop),
             Part(self.watcher.stop, dismiss=self.watcher.dismiss),
@@ -217,30 +217,14 @@ async def _stop(parts: Sequence[Part]) -> None:
             await stopping
 
 
-class ExpiryTask:
-    """Expires waiting jobs while the process serves."""
-
-    def __init__(self, queue: JobQueue) -> None:
-        self._queue = queue
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Start the task."""
-        self._task = asyncio.create_task(self._repeat())
-
-    async def stop(self) -> None:
-        """Stop the task."""
-        if self._task is not None:
-            await cancel_and_wait(self._task)
-
-    async def _repeat(self) -> None:
-        while True:
-            try:
-                while await self._queue.expire() == EXPIRE_MAX_JOBS:
-                    pass
-            except BrokerError as error:
-                logger.debug("jobs not expired; Redis does not answer: %s", error)
-            await asyncio.sleep(EXPIRE_INTERVAL_S)
+async def _expire_jobs(queue: JobQueue) -> None:
+    while True:
+        try:
+            while await queue.expire() == EXPIRE_MAX_JOBS:
+                pass
+        except BrokerError as error:
+            logger.debug("jobs not expired; Redis does not answer: %s", error)
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
 
 
 class StreamLimit:

@@ -1,12 +1,13 @@
-"""The router: finds the operation of a request, admits the request, and sends the answer.
+"""The router: finds the operation of a request, admits and notes it, and sends the answer.
 
 It runs before FastAPI, whose middleware and router would take longer than the rest of a submit.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from api.extension import api_parts, hint_of, path_parameters
 from api.http.answers import send_reply, send_stream
@@ -25,16 +26,27 @@ from api.http.messages import (
 )
 from api.http.problems import internal_error, problem
 from api.routes.admission import admit
-from api.routes.audited import with_audit
 from api.routes.paths import Paths, Route, Routes
 from api.routes.table import Operation
 from api.services import Services
-from headrace.errors import HeadraceError, MethodNotAllowed, PathNotFound, drop_tracebacks
+from headrace.access.api_key import Scope as KeyScope
+from headrace.access.audit import NO_KEY, Note, noted
+from headrace.errors import (
+    BrokerError,
+    HeadraceError,
+    MethodNotAllowed,
+    PathNotFound,
+    drop_tracebacks,
+)
+
+logger = logging.getLogger(__name__)
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Of unknown paths, with their label in metrics.
 _NO_ROUTES: Final[Routes[Operation]] = Routes("none", {})
+_READING: Final = ("GET", "HEAD")
+_REFUSED: Final = 400
 
 
 class Router:
@@ -119,3 +131,38 @@ def _counting(send: Send, services: Services, label: str, method: str) -> Send:
         await send(message)
 
     return counted
+
+
+def with_audit(operation: Operation) -> Operation:
+    """Return an operation that notes who changes what, if it manages and notes nothing itself.
+
+    An operation is noted after it has succeeded. The log cannot undo it: an entry that Redis does
+    not take is a warning in the server's log, with the same members.
+    """
+    audited = operation.audited
+    if audited is None:
+        audited = operation.needs is KeyScope.MANAGE and operation.method not in _READING
+    if not audited:
+        return operation
+
+    async def endpoint(services: Services, request: Request, *parameters: str) -> Answer:
+        answer = await operation.endpoint(services, request, *parameters)
+        # Who may not manage can only cancel its own jobs.
+        noted = request.noted
+        succeeded = getattr(answer, "status", _REFUSED) < _REFUSED
+        if request.caller.sees_all and succeeded and noted is not None:
+            by = request.caller.key_id or NO_KEY
+            target = parameters[0] if parameters else request.target
+            await _note(services, Note(by, operation.name, target, noted))
+        return answer
+
+    return operation._replace(endpoint=endpoint)
+
+
+async def _note(services: Services, note: Note) -> None:
+    members: dict[str, Any] = {"by": note.by, "action": note.action, "target": note.target}
+    try:
+        await services.queue.call_once(noted(note))
+    except BrokerError as error:
+        extra = {**members, "detail": note.detail}
+        logger.warning("audit entry not written: %s", error.message, extra=extra)

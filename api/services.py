@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from api.auth.authenticator import Authenticator, Needs
-from api.components.expiry_task import ExpiryTask
 from api.components.model_registry import ModelRegistry
 from api.components.model_status import ModelStatuses
 from api.components.overview import Overviews
-from api.components.stream_limit import StreamLimit
 from api.http.messages import Request
 from api.http.send_buffer import SendBuffers
 from api.observability.counters import CounterReporter, Counters
@@ -26,10 +26,11 @@ from api.submission.shadow import ShadowCopies
 from api.submission.waiting import PendingWaits
 from headrace.config.model.catalog import Catalog
 from headrace.config.settings import Settings
-from headrace.errors import HeadraceError
+from headrace.errors import BrokerError, HeadraceError, TooManyStreams
 from headrace.observability.tracing import tracing
 from headrace.payloads.input_ref import InputRefs
 from headrace.payloads.stores import THREADS, build_stores
+from headrace.queue.asyncio_tasks import RunningTasks, cancel_and_wait
 from headrace.queue.dead_letters import DeadLetters
 from headrace.queue.failures import Failures
 from headrace.queue.following.piece_log import PieceLog
@@ -40,11 +41,16 @@ from headrace.queue.job_queue import JobQueue
 from headrace.queue.scrape import Scraper
 from headrace.queue.webhook_deliveries import DeliveryStore
 from headrace.redis.connection import connect_async
+from headrace.redis.scripts.jobs import EXPIRE_MAX_JOBS
 from headrace.registry.catalog import ConfigReader
 from headrace.registry.model import DeclaredModels
 from headrace.runs.records import RunRecords
 from headrace.webhooks.endpoint import WebhookPolicy
 
+#: How often waiting jobs expire whose time to start has passed, even without any worker.
+EXPIRE_INTERVAL_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
 _Service = TypeVar("_Service")
 
 
@@ -182,7 +188,7 @@ class Services:
         """Return what starts and stops; each part comes after those that it uses."""
         spans, reporter, copies = self.spans, self.counter_reporter, self.shadow_copies
         tracing = [] if spans is None else [Part(partial(asyncio.to_thread, spans.close))]
-        expiry = ExpiryTask(self.queue)
+        tasks = RunningTasks()
         return [
             *tracing,
             Part(self.client.aclose),
@@ -190,7 +196,7 @@ class Services:
             Part(self.queue.close),
             Part(reporter.stop, reporter.start),
             Part(copies.stop, copies.start),
-            Part(expiry.stop, expiry.start),
+            Part(lambda: cancel_and_wait(*tasks), lambda: tasks.begin(_expire_jobs(self.queue))),
             Part(subscription.stop, subscription.start),
             Part(self.piece_log.stop),
             Part(self.watcher.stop, dismiss=self.watcher.dismiss),
@@ -209,3 +215,55 @@ async def _stop(parts: Sequence[Part]) -> None:
     for part in reversed(parts):
         if (stopping := part.stop()) is not None:
             await stopping
+
+
+async def _expire_jobs(queue: JobQueue) -> None:
+    while True:
+        try:
+            while await queue.expire() == EXPIRE_MAX_JOBS:
+                pass
+        except BrokerError as error:
+            logger.debug("jobs not expired; Redis does not answer: %s", error)
+        await asyncio.sleep(EXPIRE_INTERVAL_S)
+
+
+class StreamLimit:
+    """Limits the open event streams of one API process, all of them and those of each API key."""
+
+    def __init__(self, most: int, most_per_key: int) -> None:
+        self._most = most
+        self._most_per_key = most_per_key
+        self._taken: Counter[str] = Counter()
+
+    def most(self, *, keyed: bool) -> int:
+        """Return how many streams one request may open."""
+        return min(self._most, self._most_per_key) if keyed else self._most
+
+    def take(self, key: str, *, keyed: bool, count: int = 1) -> None:
+        """Count more streams; raise TooManyStreams if a limit would be exceeded."""
+        if self.open_streams + count > self._most:
+            raise TooManyStreams(
+                f"this API process has {self.open_streams} event streams open, its limit is "
+                f"{self._most}, and this request needs {count}",
+                hint="Try again later, or wait with ?wait; event_streams_max is the limit.",
+                retry_after_s=5,
+            )
+        if keyed and self._taken[key] + count > self._most_per_key:
+            raise TooManyStreams(
+                f"API key {key} has {self._taken[key]} event streams open here, its limit is "
+                f"{self._most_per_key}, and this request needs {count}",
+                hint="Close some; event_streams_per_key is the limit.",
+                retry_after_s=5,
+            )
+        self._taken[key] += count
+
+    @property
+    def open_streams(self) -> int:
+        """The number of open streams."""
+        return self._taken.total()
+
+    def leave(self, key: str, count: int = 1) -> None:
+        """Count fewer streams."""
+        self._taken[key] -= count
+        if not self._taken[key]:
+            del self._taken[key]

@@ -101,11 +101,7 @@ class Digits(ImageHandler):
 
 
 def frame(image: Image.Image) -> NDArray[np.float32]:
-    """Return the digit of an 8-bit grey image as ink 1 on paper 0: without its margin, in 8 x 8.
-
-    Raises:
-        InputError: the image is blank.
-    """
+    """Return a grey image's digit, ink 1 on paper 0, in 8 x 8; raise InputError if it is blank."""
     tones = np.asarray(image, dtype=np.float32)
     rim = np.concatenate([tones[0], tones[-1], tones[:, 0], tones[:, -1]])
     paper = float(np.median(rim))

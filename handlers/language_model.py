@@ -111,13 +111,13 @@ class _Answer:
         """Return a piece with the calls in its text, and why the answer has ended."""
         if self.calls is None:
             return delta, finish
-        found = self.calls.read(text, last=finish is not None)
+        piece = self.calls.read(text, last=finish is not None)
         if isinstance(delta, dict):
             # Log probabilities are of all tokens, also of those that have made a call.
-            found["logprobs"] = delta["logprobs"]
+            piece["logprobs"] = delta["logprobs"]
         # A whole call needs no more tokens.
         ended = self.stop if finish == "stop" or (finish and self.calls.complete) else finish
-        return found if any(found.values()) else None, ended
+        return piece if any(piece.values()) else None, ended
 
 
 class LanguageModel(ItemHandler, Generator):
@@ -158,7 +158,7 @@ class LanguageModel(ItemHandler, Generator):
         self.token_texts = TokenTexts(self._decode, self.tokenizer.convert_ids_to_tokens)
         self.call_format = tools.format_of(self.tokenizer.chat_template, self.options.tool_format)
         added = self.tokenizer.added_tokens_decoder.items()
-        special = {number: one.content for number, one in added if one.special}
+        special = {number: token.content for number, token in added if token.special}
         # Decoding leaves special tokens out, also those that mark calls in some formats.
         self._hidden = {number for number, text in special.items() if text not in MARKS}
         self._marks_are_special = len(self._hidden) < len(special)
@@ -220,14 +220,14 @@ class LanguageModel(ItemHandler, Generator):
             )
         biases, repetition = asked.biases, asked.repetition_penalty
         self._check_tokens("logit_bias: it", biases)
-        found = Penalties(
+        penalties = Penalties(
             asked.frequency_penalty,
             asked.presence_penalty,
             self.default_repetition if repetition is None else repetition,
             biases,
             asked.min_tokens,
         )
-        return None if found.change_nothing else found
+        return None if penalties.change_nothing else penalties
 
     def _echo(self, asked: GenerationInput, tokens: list[int]) -> str | None:
         if asked.max_tokens == 0 and not asked.echo:
@@ -246,14 +246,14 @@ class LanguageModel(ItemHandler, Generator):
             raise InputError(f"{field} has a token above {largest:,}, the model's last one")
 
     def _tools(self, asked: GenerationInput) -> tools.Tools | None:
-        found = tools.read_tools(
+        available = tools.read_tools(
             asked.tools, asked.tool_choice, parallel=asked.parallel_tool_calls is not False
         )
-        if found is not None and asked.messages is None:
+        if available is not None and asked.messages is None:
             raise InputError("tools are for chats; give messages, or leave tools out")
-        if found is not None and self.call_format is None:
+        if available is not None and self.call_format is None:
             raise tools.unknown_format()
-        return found
+        return available
 
     def _grammar(self, asked: GenerationInput, called: tools.Tools | None) -> Grammar | None:
         """Return what the answer must be; None for any text."""
@@ -296,7 +296,8 @@ class LanguageModel(ItemHandler, Generator):
         room = replace(room, slots=room.slots - len(self._scoring))
         if not self._answers:
             return room
-        taken = sum(self.likely_cost(one.request, one.count) for one in self._answers.values())
+        answers = self._answers.values()
+        taken = sum(self.likely_cost(answer.request, answer.count) for answer in answers)
         return Budget(room.slots, int(room.tokens * (1 - _MARGIN)) - taken)
 
     @override
@@ -520,11 +521,7 @@ def _usage(answer: _Answer) -> dict[str, int]:
 
 
 def model_folder(context: Context, option: str | None) -> Path:
-    """Return the folder that the option `folder` names; by default the included one.
-
-    Raises:
-        ConfigError: it has no config.json.
-    """
+    """Return the option `folder`, else the included one; raise ConfigError without config.json."""
     if option is None:
         return INCLUDED
     folder = context.model_dir / Path(option).expanduser()

@@ -195,11 +195,7 @@ def _compare(label: str, declared: Tensors, found: Tensors) -> None:
 
 
 def read_item(value: Any, specs: Sequence[TensorSpec]) -> Item:
-    """Return the arrays of one job's input, in the order of the tensors.
-
-    Raises:
-        InputError: a tensor is missing or unknown, or has another type or shape.
-    """
+    """Return the arrays of a job's input, in the tensors' order; raise InputError if one is bad."""
     values = _by_name(value, specs)
     sizes: dict[str, tuple[int, str]] = {}
     arrays = []

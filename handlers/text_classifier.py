@@ -119,11 +119,7 @@ class TextClassifier(ExplainingHandler):
 
 
 def read_text(data: object) -> str:
-    """Return an input as text.
-
-    Raises:
-        InputError: it is neither text nor UTF-8.
-    """
+    """Return an input as text; raise InputError if it is neither text nor UTF-8."""
     if isinstance(data, (bytes, bytearray)):
         try:
             return data.decode("utf-8")

@@ -55,11 +55,7 @@ _ERROR: Final = msgspec.json.Decoder(_Error)
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Check how many headers a handler has set, and how long they are.
-
-    Raises:
-        ValueError: they are too many, or too long.
-    """
+    """Check the number and the length of a handler's headers; raise ValueError if too large."""
     if len(headers) > HEADERS_MAX:
         raise ValueError(
             f"the handler set {len(headers)} headers, and a response may have {HEADERS_MAX}. "
@@ -74,11 +70,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
 
 
 def with_details(content_type: str, details: ResponseDetails) -> str:
-    """Return the content type of a result that carries these details.
-
-    Raises:
-        ValueError: they have too many headers, or too long ones.
-    """
+    """Return the content type of a result with these details; raise ValueError as check_headers."""
     if details == NO_DETAILS:
         return content_type
     check_headers(details.headers)

@@ -77,10 +77,6 @@ def worker_parts() -> dict[str, WorkerPart]:
 
 
 def observers_of(settings: Settings, figures: Callable[[], Figures]) -> list[Observer]:
-    """Return the observers that the settings ask for.
-
-    Raises:
-        ConfigError: an extension's configuration cannot be used.
-    """
+    """Return the observers that the settings ask for; raise ConfigError if one cannot be used."""
     builders = [part.observer for part in worker_parts().values() if part.observer is not None]
     return [observer for build in builders if (observer := build(settings, figures)) is not None]

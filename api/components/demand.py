@@ -24,10 +24,7 @@ def demand_of(queued: int, due: int, in_flight: int, paused: bool) -> int:
 
 
 def seconds_per_job(batch_sizes: bytes | None, *stages: bytes | None) -> float | None:
-    """Return how long the handler's verbs have taken for a job; None if no batch has run.
-
-    Its arguments are the counters of `FIELDS`.
-    """
+    """Return how long the handler's verbs took for a job, by `FIELDS`; None if no batch has run."""
     jobs = _sum(batch_sizes)
     return sum(map(_sum, stages)) / jobs if jobs else None
 
@@ -48,11 +45,7 @@ def demand_seconds(jobs: int, each_s: float | None) -> float | None:
 
 
 async def read_demand(queue: JobQueue, model: str, ready_replicas: int) -> Demand:
-    """Read the demand for a registered model.
-
-    Raises:
-        BrokerError: Redis does not answer.
-    """
+    """Read the demand for a registered model; raise BrokerError if Redis does not answer."""
     name = keys.queue_name(model)
     (depth,) = await queue.depths([name])
     is_paused, counters = await queue.read_all(

@@ -193,10 +193,7 @@ class ModelStatuses:
         return self._asked[name, version]
 
     async def waiting_for(self, model: str, version: str = "") -> Waiting | None:
-        """Return what a queued job waits for; None if a replica is loaded.
-
-        `version` is the one that it asks for; "" for none.
-        """
+        """Return what a queued job of a `version` waits for; None if a replica is loaded."""
         await self.refresh()
         if ((model, version) if version else model) in self._ready:
             return None

@@ -133,11 +133,7 @@ class Overviews:
 
 
 class _Shared(Generic[T]):
-    """A value that is read once for all that ask at the same time, and kept for a while.
-
-    Args:
-        fresh_s: for how long a value may be used.
-    """
+    """A value that is read once for all that ask at a time, and used for `fresh_s` seconds."""
 
     def __init__(self, read: Callable[[], Awaitable[T]], fresh_s: Callable[[T], float]) -> None:
         self._read, self._fresh_s = read, fresh_s

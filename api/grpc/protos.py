@@ -17,11 +17,7 @@ from grpc_health.v1 import health_pb2
 
 
 class Protos:
-    """The messages and services of one file of descriptors.
-
-    Attributes:
-        pool: all of them, and the health service of each server.
-    """
+    """The messages and services of one file of descriptors; `pool` also has the health service."""
 
     def __init__(self, file: Path) -> None:
         self.pool: Any = DescriptorPool()

@@ -41,12 +41,7 @@ Methods = Mapping[str, Method]
 
 
 class Place(NamedTuple):
-    """Where a server listens.
-
-    Attributes:
-        setting: that of the port, for messages.
-        tls: it has the certificate of the settings.
-    """
+    """Where a server listens: the port of a setting, with the settings' certificate if `tls`."""
 
     host: str
     port: int
@@ -84,11 +79,7 @@ class GrpcServer:
         return Part(self.stop, self.start, self.dismiss)
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the port cannot be used.
-        """
+        """Listen; raise ConfigError if the port cannot be used."""
         settings = self._services.settings
         # grpcio's asyncio has to be created within the loop.
         self._server = server = grpc.aio.server(

@@ -150,10 +150,7 @@ def not_json(error: Exception, body: bytes) -> InvalidRequest:
 
 
 def media_type(content_type: str) -> str:
-    """Return the type without its parameters, in lower case; "" if none is given.
-
-    It raises UnsupportedMedia for what is not a media type.
-    """
+    """Return the lower-case type without parameters, "" for none; or raise UnsupportedMedia."""
     kind = content_type.partition(";")[0].strip().lower()
     if kind and (not _MEDIA_TYPE.fullmatch(kind) or len(content_type) > CONTENT_TYPE_MAX_CHARS):
         raise UnsupportedMedia(
@@ -220,12 +217,7 @@ def sniff(body: bytes) -> str:
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Line(msgspec.Struct, frozen=True, gc=False):
-    """One line.
-
-    Attributes:
-        number: 1 for the first; empty lines count too.
-        text: without its line feed; None for a line above the limit.
-    """
+    """One line: its number from 1, empty ones included; its text, None above the limit."""
 
     number: int
     text: bytes | None

@@ -49,10 +49,7 @@ PROBLEMS: Final[dict[str, type[HeadraceError]]] = {
 
 
 def problem(error: HeadraceError, path: str, **members: Any) -> Reply:
-    """Return an error, without its traceback, as the answer to a request for `path`.
-
-    `members` extend the problem.
-    """
+    """Return an error, without its traceback, as the answer to `path`, with these `members`."""
     drop_tracebacks(error)
     if isinstance(error, InvalidInput):
         members["errors"] = error.errors

@@ -85,10 +85,7 @@ class SendBuffer:
         return self._written_at - self._read_at
 
     async def put(self, data: bytes, stalled_s: float | None = None) -> None:
-        """Add bytes; wait until there is room for them.
-
-        It raises TimeoutError if nothing was taken for `stalled_s` seconds.
-        """
+        """Add bytes once there is room; raise TimeoutError if nothing was taken for `stalled_s`."""
         while not self._keep(data):
             self._drained.clear()
             async with asyncio.timeout(stalled_s):

@@ -15,12 +15,7 @@ Kind = Literal["counter", "gauge", "histogram", "summary"]
 
 
 class Family(NamedTuple):
-    """One metric.
-
-    Attributes:
-        name: without the `_total` of a counter, as prometheus-client has it.
-        labels: their names, in the order in which values are given.
-    """
+    """One metric: its name without a counter's `_total`, and its labels in the order of values."""
 
     name: str
     kind: Kind

@@ -64,12 +64,7 @@ class Source(Protocol[Event_co]):
 
 
 class Writer(Protocol[Event_contra]):
-    """How the events of a stream are written.
-
-    Attributes:
-        head: what comes before the first event.
-        heartbeat: what is sent in place of nothing.
-    """
+    """How a stream's events are written, after a `head`; a `heartbeat` fills a silence."""
 
     head: bytes
     heartbeat: bytes
@@ -180,10 +175,7 @@ def stream_events(
     writer: Writer[Event],
     content_type: bytes = EVENT_STREAM,
 ) -> StreamingReply:
-    """Return the answer to a request for a stream; `HEAD` begins none.
-
-    It raises TooManyStreams if a limit would be exceeded.
-    """
+    """Return the answer to a request for a stream; `HEAD` begins none. Raise TooManyStreams."""
     if request.method == "HEAD":
         return StreamingReply(200, write_nothing, content_type, STREAM_HEADERS)
     take_stream(services, request)
@@ -192,10 +184,7 @@ def stream_events(
 
 
 def take_stream(services: Services, request: Request, count: int = 1) -> None:
-    """Count streams of a request, for which `stream_limit.leave` is due.
-
-    It raises TooManyStreams if a limit would be exceeded.
-    """
+    """Count streams, for which `stream_limit.leave` is due; or raise TooManyStreams."""
     keyed = services.authenticator is not None
     services.stream_limit.take(request.caller.key_id, keyed=keyed, count=count)
 

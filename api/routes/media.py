@@ -99,12 +99,7 @@ class PathParameter(NamedTuple):
 
 
 class Success(NamedTuple):
-    """A successful answer.
-
-    Attributes:
-        content: as of a `Body`; None for no body.
-        events: whether it can also be a stream of events.
-    """
+    """A successful answer: its content as of a `Body` or None, and whether it can be a stream."""
 
     description: str
     content: type | Schema | None = None

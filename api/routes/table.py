@@ -24,7 +24,6 @@ from api.routes.admin import (
     profiles,
     queues,
     registry,
-    registry_log,
     runs,
     workers,
 )
@@ -32,7 +31,6 @@ from api.routes.jobs import (
     bulk_status,
     bulk_submit,
     events,
-    failed,
     failures,
     job,
     listing,
@@ -217,12 +215,12 @@ TABLE: Final[tuple[Operation, ...]] = (
         (*UNREAD_JOB, errors.TooManyStreams), (stream.StreamQuery,), (media.LAST_EVENT_ID,),
     ),
     Operation(
-        "GET", _JOB + "/input", failed.get_input, _READ, "get_input", media.KEPT_INPUT,
+        "GET", _JOB + "/input", failures.get_input, _READ, "get_input", media.KEPT_INPUT,
         (*UNREAD_JOB, errors.InputGone, errors.StoreUnavailable),
     ),
     # A retry passes the limits of the API key that owns the job.
     Operation(
-        "POST", _JOB + "/retry", failed.retry_job, _MANAGE, "retry_job", Retried,
+        "POST", _JOB + "/retry", failures.retry_job, _MANAGE, "retry_job", Retried,
         (*UNREAD_JOB, errors.Conflict),
     ),
     # The next paths are also those of jobs with such an id: no id is reserved.
@@ -323,17 +321,17 @@ TABLE: Final[tuple[Operation, ...]] = (
         _REGISTRY, (registry.RemovalQuery,), (media.IF_MATCH,), audited=False,
     ),
     Operation(
-        "GET", registry_log.CHANGES, registry_log.list_changes, _READ, "list_model_changes",
-        registry_log.ModelChanges, (errors.InvalidRequest,), (registry_log.ChangesQuery,),
+        "GET", registry.CHANGES, registry.list_changes, _READ, "list_model_changes",
+        registry.ModelChanges, (errors.InvalidRequest,), (registry.ChangesQuery,),
     ),
     Operation(
-        "GET", registry_log.EVENTS, registry_log.get_registry_events, _READ,
+        "GET", registry.EVENTS, registry.get_registry_events, _READ,
         "get_registry_events", media.CHANGE_EVENTS,
         (errors.InvalidRequest, errors.ModelNotFound, errors.TooManyStreams),
         (events.EventsQuery,), (media.LAST_EVENT_ID,),
     ),
     Operation(
-        "GET", registry_log.DIFFERENCES, registry_log.list_differences, _READ,
+        "GET", registry.DIFFERENCES, registry.list_differences, _READ,
         "list_model_differences", ModelDifferences,
     ),
     Operation(

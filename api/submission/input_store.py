@@ -92,11 +92,7 @@ class InputStore:
     async def keep_all(
         self, requests: Sequence[ValidatedRequest]
     ) -> list[StoredInput | HeadraceError | None]:
-        """Keep the inputs of several jobs, in a single call where the store can.
-
-        Returns:
-            The place of each, or its error; None once the store has been busy for too long.
-        """
+        """Keep inputs in one call; return the place or error of each, None if busy for too long."""
         slots, until = asyncio.Semaphore(THREADS), time.monotonic() + KEEP_MAX_S
 
         async def keep(request: ValidatedRequest) -> StoredInput | HeadraceError | None:

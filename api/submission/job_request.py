@@ -190,10 +190,7 @@ def identity_from_key(key: str, owner: str) -> JobIdentity:
 
 
 def requested_model(catalog: Catalog, statuses: ModelStatuses, request: JobRequest) -> ModelConfig:
-    """Return the model that a request names, with the queue of its version if it asks for one.
-
-    It raises ModelNotFound if the model or the version is unknown.
-    """
+    """Return a requested model, with the queue of its version if any; or raise ModelNotFound."""
     model, version = catalog.get(request.model), request.version
     return model if version is None else model_of_version(model, version, statuses)
 

@@ -34,7 +34,7 @@ def _grpc(services: Services) -> Sequence[Part]:
     port = services.settings.of(NAME, ProtocolSettings).grpc_port
     if not port:
         return ()
-    from api.grpc.packages import need_grpc
+    from api.grpc import need_grpc
 
     setting = f"{NAME}: grpc_port"
     need_grpc(setting)

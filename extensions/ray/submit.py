@@ -18,9 +18,16 @@ from headrace.client.inputs import Options, checked_options, plain_parameters
 from headrace.errors import HeadraceError
 from headrace.jobs.ids import check_id, new_id
 from headrace.runs.engine import Engine
-from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Row, Source
-from headrace.runs.memory import MemorySink
-from headrace.runs.spec import BATCH_PRIORITY, RunSpec
+from headrace.runs.interfaces import (
+    BATCH_PRIORITY,
+    NOTHING_CARRIED,
+    Cursor,
+    Entry,
+    MemorySink,
+    Row,
+    RunSpec,
+    Source,
+)
 
 #: The rows of one actor that are in flight.
 ROWS: Final = 1000

@@ -26,9 +26,15 @@ from headrace.config.inputs.parameters import Parameter, check_parameters
 from headrace.config.suggestions import unknown_version
 from headrace.errors import ConfigError
 from headrace.runs.engine import Engine
-from headrace.runs.interfaces import Row, Sink, Source
-from headrace.runs.memory import MemorySink
-from headrace.runs.spec import BATCH_PRIORITY, IN_FLIGHT, RunSpec
+from headrace.runs.interfaces import (
+    BATCH_PRIORITY,
+    IN_FLIGHT,
+    MemorySink,
+    Row,
+    RunSpec,
+    Sink,
+    Source,
+)
 
 Watch: TypeAlias = Callable[[RunProgress], object]
 

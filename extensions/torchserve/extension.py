@@ -68,7 +68,7 @@ def _grpc(services: Services) -> Sequence[Part]:
     config = read_config(file)
     if not config.grpc_inference_port and not config.grpc_management_port:
         return ()
-    from api.grpc.packages import need_grpc
+    from api.grpc import need_grpc
 
     need_grpc("config.properties: a port of gRPC")
     from extensions.torchserve.grpc.service import servers

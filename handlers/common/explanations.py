@@ -31,11 +31,7 @@ Target = int | tuple[int, ...]
 
 
 def captum_attr() -> Any:
-    """Return the module `captum.attr`.
-
-    Raises:
-        HandlerError: Captum is not installed, or its import failed.
-    """
+    """Return the module `captum.attr`; raise HandlerError if it cannot be imported."""
     try:
         return importlib.import_module("captum.attr")
     except ImportError as error:
@@ -101,10 +97,7 @@ class ExplainingHandler(ItemHandler):
 
 
 def asked_targets(context: Context, count: int) -> dict[int, Any]:
-    """Return the target of each explanation that a batch asks for, by its place.
-
-    A target is None if the job names none.
-    """
+    """Return the target of each explanation in a batch, by place; None if the job names none."""
     asked: dict[int, Any] = {}
     for place, parameters in enumerate(context.parameters[:count]):
         header = context.headers[place].get(EXPLAIN) if place < len(context.headers) else None

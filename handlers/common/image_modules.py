@@ -63,11 +63,7 @@ class JpegDecoder:
 
 
 def jpeg_decoder(context: Context) -> JpegDecoder:
-    """Return the decoder of a model, after it has decoded an image.
-
-    Raises:
-        ConfigError: the model runs on no CUDA device, or torchvision is missing or cannot do it.
-    """
+    """Return a decoder that has decoded an image; raise ConfigError if the model can have none."""
     where = f"model {context.model_name}: options.decode: gpu"
     device = torch.device(context.device)
     if device.type != "cuda":

@@ -33,10 +33,7 @@ _KEY_SCALES: Final = {"L;2": 85.0, "L;4": 17.0, "RGB;16B": 1 / 256}
 
 
 def pixels_only(data: bytes) -> bytes:
-    """Return a PNG or JPEG without metadata other than EXIF; other data as it is.
-
-    An animated PNG becomes its first image.
-    """
+    """Return a PNG or JPEG without metadata but EXIF, and its first image; other data as it is."""
     if data.startswith(_PNG):
         spans = _png_spans(data)
     elif data.startswith(_JPEG):
@@ -206,11 +203,7 @@ def is_upright_jpeg(data: object, max_pixels: int) -> bool:
 
 
 def from_base64(text: str) -> bytes:
-    """Return the bytes of a base64 text, such as that of an image in JSON.
-
-    Raises:
-        InputError: it is no base64.
-    """
+    """Return the bytes of a base64 text, such as an image in JSON; raise InputError if none."""
     try:
         return unbase64(text)
     except InvalidRequest:

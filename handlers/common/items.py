@@ -62,11 +62,7 @@ def grouped(items: Sequence[T], kind: Callable[[T], Hashable]) -> list[list[int]
 
 
 def read_options(context: Context, kind: type[S]) -> S:
-    """Return the model's options as `kind`.
-
-    Raises:
-        ConfigError: an option is unknown or invalid.
-    """
+    """Return the model's options as `kind`; raise ConfigError if one is unknown or invalid."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     values: dict[str, Any] = {}
     for name, value in context.options.items():

@@ -47,11 +47,7 @@ class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unkno
     decode: Literal["cpu", "gpu"] = "cpu"
 
     def check(self, model_name: str) -> None:
-        """Refuse a crop that is larger than the resized image.
-
-        Raises:
-            ConfigError: it is.
-        """
+        """Raise ConfigError if the crop is larger than the resized image."""
         if self.crop_px > self.resize_px:
             raise ConfigError(
                 f"model {model_name}: options.crop_px is {self.crop_px}, more than resize_px, "
@@ -61,11 +57,7 @@ class CroppedImageOptions(ModuleOptions, frozen=True, kw_only=True, forbid_unkno
 
 
 def load_module(context: Context, options: ModuleOptions) -> nn.Module:
-    """Return the module that the option `model` makes, with the model's weights, on the CPU.
-
-    Raises:
-        ConfigError: there is no such option, its call failed, or the weights do not fit.
-    """
+    """Return the module that the option `model` makes, with weights, on the CPU; or ConfigError."""
     model = options.model
     if model is None:
         raise ConfigError(
@@ -101,11 +93,7 @@ def load_module(context: Context, options: ModuleOptions) -> nn.Module:
 
 
 def load_names(context: Context, index_to_name: str | None) -> dict[int, str]:
-    """Return the names of the classes by their indices; {} without the option.
-
-    Raises:
-        ConfigError: the file cannot be read, or has another form.
-    """
+    """Return the names of classes by index, {} without the option; or raise ConfigError."""
     if index_to_name is None:
         return {}
     path = context.model_dir / Path(index_to_name).expanduser()

@@ -49,18 +49,11 @@ class Program(ABC):
 
     @abstractmethod
     def run(self, inputs: Sequence[Array], names: Sequence[str]) -> list[Array]:
-        """Return the outputs for one batch of each input.
-
-        `names` are those of the outputs, for a program that returns a mapping.
-        """
+        """Return the outputs for one batch of each input, by `names` where they are a mapping."""
 
 
 def load_program(path: Path, device: str, *, weights_only: bool = True) -> Program:
-    """Return the program in a file.
-
-    Raises:
-        ConfigError: it is not a program, or what runs it is not installed.
-    """
+    """Return the program in a file; raise ConfigError if it has none, or nothing here runs it."""
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", hint="correct the model's `weights`")
     suffix = path.suffix.lower()

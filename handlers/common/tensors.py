@@ -43,11 +43,7 @@ SUFFIXES: Final = (SAFETENSORS, ".pt", ".pth", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Tensors on their way to the host; read them only after `wait`.
-
-    Attributes:
-        arrived: occurs when they are on the host; None if they are already.
-    """
+    """Tensors on their way to the host, where they are once `arrived` occurs: see `wait`."""
 
     tensors: tuple[Tensor, ...]
     arrived: torch.cuda.Event | None = None
@@ -82,10 +78,7 @@ class Transfer:
         return torch.stack(list(items), out=batch)
 
     def to_device(self, items: Sequence[Tensor]) -> Tensor:
-        """Return tensors of equal shape as one batch on the device, for its current stream.
-
-        They are on the host, or on the device already.
-        """
+        """Return tensors of equal shape, of host or device, as one batch for its current stream."""
         if items[0].device.type != "cpu":
             return torch.stack(list(items))
         batch = self.gather(items)
@@ -171,10 +164,7 @@ def _to(module: nn.Module, order: torch.memory_format) -> None:
 def _compare(
     module: nn.Module, example: Tensor, answer: Callable[[Any], Tensor]
 ) -> tuple[float, float, float]:
-    """Return the seconds with channels last and without, and the difference of the results.
-
-    The module is left with channels last.
-    """
+    """Return the seconds with channels last, which stay, and without, and how results differ."""
     best = {True: float("inf"), False: float("inf")}
     answers: dict[bool, Tensor] = {}
     for round_number in range(ROUNDS + 1):

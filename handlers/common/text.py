@@ -108,10 +108,7 @@ def without_punctuation(text: str) -> str:
 
 
 def tokens(text: str) -> list[str]:
-    """Return the words of a text that is cleaned and in lower case.
-
-    The steps: HTML, case, contractions, accents, punctuation, white space.
-    """
+    """Return the words of a cleaned text: HTML, case, contractions, accents, punctuation, space."""
     return without_punctuation(without_accents(expanded(without_tags(text).lower()))).split()
 
 

@@ -66,11 +66,7 @@ def centre_square_of(tones: Tensor, resize_px: int, crop_px: int) -> Tensor:
 
 
 def tensor_of(values: Sequence[Any]) -> Tensor:
-    """Return a nested list of numbers as a float tensor.
-
-    Raises:
-        InputError: it is not one, or its rows have different lengths.
-    """
+    """Return a nested list of numbers as a float tensor; raise InputError if it is no such list."""
     try:
         return torch.tensor(values, dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
@@ -80,23 +76,14 @@ def tensor_of(values: Sequence[Any]) -> Tensor:
 
 
 def best_classes(logits: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Return the probabilities and the indices (N, K) of the likeliest classes, best first.
-
-    Args:
-        logits: the model's output, (N, classes).
-        most: K, unless there are fewer classes.
-    """
+    """Return the probabilities and indices (N, K) of the `most` likeliest of (N, classes)."""
     probabilities = logits.float().softmax(dim=1)
     best = probabilities.topk(min(most, probabilities.shape[1]), dim=1)
     return best.values, best.indices
 
 
 def segmentation_logits(output: Any) -> Tensor:
-    """Return the logits (N, classes, H, W) of a segmentation model's output.
-
-    Raises:
-        HandlerError: it is neither a tensor nor a mapping with a tensor as "out".
-    """
+    """Return the logits (N, classes, H, W) of a segmentation; raise HandlerError if it has none."""
     logits = output.get("out") if isinstance(output, Mapping) else output
     if not isinstance(logits, Tensor):
         raise HandlerError(

@@ -184,11 +184,7 @@ class AnswerLogprobs:
 
 
 class Echo:
-    """A prompt that comes before its answer.
-
-    Args:
-        logprobs: those of its tokens; None without log probabilities.
-    """
+    """A prompt that comes before its answer, with the `logprobs` of its tokens or None."""
 
     def __init__(self, text: str, logprobs: list[dict[str, Any]] | None = None) -> None:
         self._text = text

@@ -57,12 +57,7 @@ _SCHEDULER_NUMBERS: Final = itertools.count()
 
 @dataclass(slots=True)
 class _SchedulerState:
-    """What an engine and the scheduler of its manager read of each other.
-
-    Attributes:
-        paused: the prompts that have no part in a step.
-        stuck: no prompt could get the memory that it needs.
-    """
+    """What engine and scheduler share: the paused prompts, and whether all lack memory (stuck)."""
 
     paused: Set[str] = frozenset()
     stuck: bool = False
@@ -307,12 +302,7 @@ class ContinuousEngine(Engine):
 
 @dataclass(slots=True)
 class _Row:
-    """A row of the logits of a step.
-
-    Attributes:
-        position: how many tokens its answer has already.
-        bits: a bit for each token that can follow; None for all.
-    """
+    """A row of logits: how many tokens its answer has, and bits of those that can follow."""
 
     running: _Running | None = None
     sampling: Sampling = field(default_factory=Sampling)

@@ -138,11 +138,7 @@ class Engine(ABC):
 
     @abstractmethod
     def step(self) -> Iterable[NewTokens]:
-        """Wait for new tokens for a moment, and return those that have come.
-
-        Raises:
-            Exception: the engine has failed, and with it all of its prompts.
-        """
+        """Wait a moment for new tokens and return them; an error means that all prompts failed."""
 
     @abstractmethod
     def cancel(self, prompt_id: str) -> None:

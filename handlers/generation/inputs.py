@@ -76,11 +76,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def stops(self) -> list[str]:
-        """The texts before which the answer ends.
-
-        Raises:
-            InputError: they are too many, or one is empty or too long.
-        """
+        """The texts before which the answer ends; raises InputError if they are not valid."""
         stop = [self.stop] if isinstance(self.stop, str) else self.stop
         if len(stop) > STOPS_MAX or not all(0 < len(text) <= STOP_MAX_CHARS for text in stop):
             raise InputError(
@@ -90,11 +86,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def biases(self) -> dict[int, float]:
-        """What is added to the logits of tokens.
-
-        Raises:
-            InputError: a key is no token.
-        """
+        """Return what is added to the logits of tokens; raise InputError if a key is no token."""
         for token in self.logit_bias:
             if not token.isascii() or not token.isdigit() or len(token) > _DIGITS_MAX:
                 raise InputError(f"logit_bias: the key {token[:64]!r} is no token; give numbers")
@@ -102,11 +94,7 @@ class GenerationInput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def read_input(value: Any) -> GenerationInput:
-    """Return the input of a job.
-
-    Raises:
-        InputError: it has an unknown field, or a value that does not fit.
-    """
+    """Return the input of a job; raise InputError for an unknown field or an unfit value."""
     if isinstance(value, bytes):
         try:
             value = value.decode()
@@ -129,11 +117,7 @@ def read_input(value: Any) -> GenerationInput:
 
 
 def plain_message(place: int, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with one text as its content.
-
-    Raises:
-        InputError: it has no role, or a content that is no text.
-    """
+    """Return a message with one text as content; raise InputError without a role or such a text."""
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise InputError(f"messages[{place}] has no role; give one, such as user")

@@ -30,11 +30,7 @@ _WAIT_S: Final = 0.05
 
 
 class PlainEngine(Engine):
-    """Runs one prompt after the other, each in a thread of its own.
-
-    Args:
-        context: the most tokens of a prompt with its answer.
-    """
+    """Runs one prompt after the other, each in a thread of its own, up to `context` tokens."""
 
     def __init__(self, model: Any, end_tokens: list[int], context: int) -> None:
         self._model = model
@@ -78,8 +74,8 @@ class PlainEngine(Engine):
                 stopping_criteria=[_Cancelled(run)],
             )
         except Exception as error:  # noqa: BLE001 - it becomes the job's error
-            run.found.put(error)
-        run.found.put(None)
+            run.items.put(error)
+        run.items.put(None)
 
     @override
     def step(self) -> Iterable[NewTokens]:
@@ -90,19 +86,19 @@ class PlainEngine(Engine):
         wait = True
         while True:
             try:
-                found = run.found.get(block=wait, timeout=_WAIT_S if wait else None)
+                item = run.items.get(block=wait, timeout=_WAIT_S if wait else None)
             except queue.Empty:
                 return [new] if new.tokens else []
             wait = False
-            if isinstance(found, int):
-                new.tokens.append(found)
+            if isinstance(item, int):
+                new.tokens.append(item)
                 if run.likelihoods:
                     new.likelihoods.append(run.likelihoods.popleft())
-                run.last = found
+                run.last = item
                 continue
             self._run = None
-            if found is not None:
-                new.error = found
+            if item is not None:
+                new.error = item
             elif run.last in run.prompt.ends(self._end_tokens):
                 new.finish = "stop"
             else:
@@ -116,7 +112,7 @@ class PlainEngine(Engine):
         if run is None or run.id != prompt_id:
             return
         run.cancelled = True
-        while run.found.get() is not None:
+        while run.items.get() is not None:
             pass
         self._run = None
 
@@ -132,7 +128,7 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
     def __init__(self, prompt_id: str, prompt: Prompt) -> None:
         self.id = prompt_id
         self.prompt = prompt
-        self.found: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
+        self.items: queue.SimpleQueue[int | Exception | None] = queue.SimpleQueue()
         self.cancelled = False
         # Those of tokens that are not in a step yet, if the prompt wants log probabilities.
         self.likelihoods: deque[Likelihood] = deque()
@@ -142,7 +138,7 @@ class _Run(BaseStreamer):  # type: ignore[misc] # untyped
     @override
     def put(self, value: Tensor) -> None:
         if self._prompt_came:
-            self.found.put(int(value.item()))
+            self.items.put(int(value.item()))
         self._prompt_came = True
 
     @override

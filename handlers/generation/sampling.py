@@ -74,11 +74,7 @@ def adjusted(logits: Tensor, rows: Sequence[tuple[Sampling, int]]) -> Tensor:
 
 
 def masked(logits: Tensor, masks: Sequence[tuple[int, bytes]]) -> Tensor:
-    """Return logits in which no token is left that a mask excludes.
-
-    Args:
-        masks: rows of the logits with their bits, eight tokens a byte.
-    """
+    """Return logits without the tokens that `masks` exclude: rows of bits, eight tokens a byte."""
     if not masks:
         return logits
     packed = torch.frombuffer(bytearray(b"".join(bits for _, bits in masks)), dtype=torch.uint8)
@@ -105,12 +101,7 @@ def _excluded(device: torch.device) -> Tensor:
 
 
 class Likelihood(NamedTuple):
-    """How likely the model held a token that was chosen, by its logits alone.
-
-    Attributes:
-        chosen: the log probability of the token.
-        likeliest: the likeliest tokens in its place, each with its log probability.
-    """
+    """How likely a chosen token, and the likeliest ones in its place, were by the logits alone."""
 
     chosen: float
     likeliest: list[tuple[int, float]]

@@ -116,11 +116,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     field: str | None = None
 
     def given(self, field: str = "structured") -> tuple[str, Any]:
-        """Return the name and the value of the one that is given.
-
-        Raises:
-            InputError: none is, or several are.
-        """
+        """Return name and value of the one that is given; raise InputError unless one is."""
         names = self.__struct_fields__[:-1]
         values = [(name, getattr(self, name)) for name in names]
         shapes = [one for one in values if one[1] is not None and one != ("json_object", False)]
@@ -131,11 +127,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return shapes[0]
 
     def as_grammar(self) -> Grammar:
-        """Return it as llguidance takes it.
-
-        Raises:
-            InputError: none is given, or several are.
-        """
+        """Return it as llguidance takes it; raise InputError if none is given, or several are."""
         name, value = self.given()
         field = self.field or f"structured.{name}"
         if name == "regex":
@@ -173,11 +165,7 @@ class Mask:
         self.count = 0
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Read the next tokens of the answer.
-
-        Raises:
-            InputError: llguidance has reached one of its limits.
-        """
+        """Read the next tokens of the answer; raise InputError if llguidance is at a limit."""
         self.count += len(tokens)
         if tokens:
             self._matcher.consume_tokens(list(tokens))

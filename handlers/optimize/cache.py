@@ -29,11 +29,7 @@ _PLAIN: Final = (bool, int, float, str, tuple, type(None))
 
 
 def build_key(wanted: Optimize, module: nn.Module, device: str, settings: Any) -> str:
-    """Return the name of a build.
-
-    Args:
-        settings: what else decides over the module's inputs and over the batch sizes.
-    """
+    """Return the name of a build; `settings` decide over the module's inputs and sizes, too."""
     parts = (
         b"3",  # the version of this format
         *(str(one).encode() for one in (wanted.backend, wanted.precision, wanted.mode)),

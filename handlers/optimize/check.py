@@ -91,14 +91,14 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         Args:
             pairs: by batch size, milliseconds of the module and of the variant in each round.
         """
-        known = {int(size): one for size, one in self.times.items()}
+        known = {int(size): timing for size, timing in self.times.items()}
         known |= {
             size: _timing_of(*zip(*rounds, strict=True)) for size, rounds in pairs.items() if rounds
         }
         times = {str(size): known[size] for size in sorted(known)}
-        found = msgspec.structs.replace(self, times=times)
+        verdict = msgspec.structs.replace(self, times=times)
         few = any(len(rounds) < ROUNDS_MIN for rounds in pairs.values())
-        return self if few and found.refused and not self.refused else found
+        return self if few and verdict.refused and not self.refused else verdict
 
     @property
     def word(self) -> str:
@@ -114,8 +114,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     def speed(self) -> str:
         """Return in words how fast it is, by batch size; "" if that was not measured."""
         sizes = ", ".join(
-            f"{one.gain:.2f} times as fast ({one.low:.2f} to {one.high:.2f}) for a batch of {size}"
-            for size, one in self.times.items()
+            f"{timing.gain:.2f} times as fast ({timing.low:.2f} to {timing.high:.2f}) "
+            f"for a batch of {size}"
+            for size, timing in self.times.items()
         )
         if self.word == "no difference":
             return f"no difference to the speed of eager: {sizes}" if sizes else ""
@@ -123,43 +124,41 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def together(verdicts: Sequence[Verdict], names: Sequence[str]) -> Verdict:
-    """Return one verdict on all modules of a handler: each must be right, their time is summed.
-
-    Args:
-        names: of the modules, for the reason why one is wrong.
-    """
+    """Return one verdict on all modules (`names`): each must be right, and their time is summed."""
     if len(verdicts) == 1:
         return verdicts[0]
     reasons = [
-        f"{name}: {one.wrong}" for one, name in zip(verdicts, names, strict=True) if one.wrong
+        f"{name}: {verdict.wrong}"
+        for verdict, name in zip(verdicts, names, strict=True)
+        if verdict.wrong
     ]
-    agreements = [one.agreement for one in verdicts if one.agreement is not None]
-    sizes = [set(one.times) for one in verdicts]
+    agreements = [verdict.agreement for verdict in verdicts if verdict.agreement is not None]
+    sizes = [set(verdict.times) for verdict in verdicts]
     return Verdict(
-        error=max(one.error for one in verdicts),
+        error=max(verdict.error for verdict in verdicts),
         agreement=min(agreements, default=None),
         times={
-            size: _summed([one.times[size] for one in verdicts])
+            size: _summed([verdict.times[size] for verdict in verdicts])
             for size in sorted(set.intersection(*sizes), key=int)
         },
         wrong="; ".join(reasons),
-        broken=any(one.broken for one in verdicts),
-        judged_at=min(one.judged_at for one in verdicts),
+        broken=any(verdict.broken for verdict in verdicts),
+        judged_at=min(verdict.judged_at for verdict in verdicts),
     )
 
 
 def _summed(timings: Sequence[Timing]) -> Timing:
-    eager_ms = sum(one.eager_ms for one in timings)
+    eager_ms = sum(timing.eager_ms for timing in timings)
 
     def gain(of: Callable[[Timing], float]) -> float:
-        return eager_ms / max(sum(one.eager_ms / of(one) for one in timings), 1e-9)
+        return eager_ms / max(sum(timing.eager_ms / of(timing) for timing in timings), 1e-9)
 
     return Timing(
         eager_ms=eager_ms,
-        own_ms=sum(one.own_ms for one in timings),
-        gain=gain(lambda one: one.gain),
-        low=gain(lambda one: one.low),
-        high=gain(lambda one: one.high),
+        own_ms=sum(timing.own_ms for timing in timings),
+        gain=gain(lambda timing: timing.gain),
+        low=gain(lambda timing: timing.low),
+        high=gain(lambda timing: timing.high),
     )
 
 
@@ -171,59 +170,56 @@ def compare(
     scores: Callable[[Any], Tensor] | None,
     max_error: float,
 ) -> Verdict:
-    """Compare a variant with its module.
-
-    Args:
-        calls: arguments whose outputs are compared.
-        timed: arguments whose time is compared, by batch size.
-    """
+    """Compare a variant with its module: outputs of `calls`, times of `timed`, by batch size."""
     error, same, rows = 0.0, 0, 0
     with torch.inference_mode():
         for args in (*calls, *timed.values()):
-            expected, found = module(*args), variant(*args)
-            if problem := _other_shape(expected, found):
+            expected, actual = module(*args), variant(*args)
+            if problem := _other_shape(expected, actual):
                 return Verdict(wrong=problem, broken=True, judged_at=time.time())
-            error = max(error, *_errors(expected, found), 0.0)
+            error = max(error, *_errors(expected, actual), 0.0)
             if scores is not None:
-                best = scores(expected).argmax(dim=1), scores(found).argmax(dim=1)
+                best = scores(expected).argmax(dim=1), scores(actual).argmax(dim=1)
                 same += int((best[0] == best[1]).sum())
                 rows += best[0].numel()
     agreement = same / rows if rows else None
-    found = Verdict(error=error, agreement=agreement, judged_at=time.time())
-    wrong = _why_wrong(found, max_error)
+    verdict = Verdict(error=error, agreement=agreement, judged_at=time.time())
+    wrong = _why_wrong(verdict, max_error)
     if wrong:
-        return msgspec.structs.replace(found, wrong=wrong)
+        return msgspec.structs.replace(verdict, wrong=wrong)
     times = {str(size): _timing(module, variant, args) for size, args in sorted(timed.items())}
-    return msgspec.structs.replace(found, times=times)
+    return msgspec.structs.replace(verdict, times=times)
 
 
-def _other_shape(expected: Any, found: Any) -> str:
+def _other_shape(expected: Any, actual: Any) -> str:
     """Return how the shapes of two outputs differ; "" if they do not."""
-    right, own = ([tuple(one.shape) for one in floats(outputs)] for outputs in (expected, found))
+    right, own = (
+        [tuple(tensor.shape) for tensor in floats(outputs)] for outputs in (expected, actual)
+    )
     if right == own:
         return ""
     return f"its outputs have the shapes {own}, those of eager have {right}"
 
 
-def _errors(expected: Any, found: Any) -> list[float]:
+def _errors(expected: Any, actual: Any) -> list[float]:
     """Return the error of each output; infinite where one has a number and the other has none."""
     errors = []
-    for right, own in zip(floats(expected), floats(found), strict=True):
+    for right, own in zip(floats(expected), floats(actual), strict=True):
         scale = max(float(right.abs().max()) if right.numel() else 0.0, 1e-12)
         apart = float((right - own).abs().max()) / scale if right.numel() else 0.0
         errors.append(apart if math.isfinite(apart) else math.inf)
     return errors
 
 
-def _why_wrong(found: Verdict, max_error: float) -> str:
-    if found.error > max_error:
+def _why_wrong(verdict: Verdict, max_error: float) -> str:
+    if verdict.error > max_error:
         return (
-            f"its outputs differ from eager by {found.error:.2g} of the largest, more than "
+            f"its outputs differ from eager by {verdict.error:.2g} of the largest, more than "
             f"max_error, {max_error:g}"
         )
-    if found.agreement is not None and found.agreement < AGREEMENT_MIN:
+    if verdict.agreement is not None and verdict.agreement < AGREEMENT_MIN:
         return (
-            f"its best class is that of eager for {found.agreement:.1%} of the inputs, less than "
+            f"its best class is that of eager for {verdict.agreement:.1%} of the inputs, less than "
             f"{AGREEMENT_MIN:.0%}"
         )
     return ""
@@ -244,14 +240,16 @@ def _timing(module: Callable[..., Any], variant: Callable[..., Any], args: Args)
         late = len(eager) >= ROUNDS_MIN and time.perf_counter() > until
         if not late and len(eager) not in LOOKS:
             continue
-        found = _timing_of(eager, own)
-        equal = found.low >= 1 / SLACK and found.high <= SLACK
-        if late or equal or found.word != "no difference" or len(eager) >= LOOKS[-1]:
-            return found
+        timing = _timing_of(eager, own)
+        equal = timing.low >= 1 / SLACK and timing.high <= SLACK
+        if late or equal or timing.word != "no difference" or len(eager) >= LOOKS[-1]:
+            return timing
 
 
 def _timing_of(eager: Sequence[float], own: Sequence[float]) -> Timing:
-    ratios = sorted(one / max(other, 1e-9) for one, other in zip(eager, own, strict=True))
+    ratios = sorted(
+        eager_ms / max(own_ms, 1e-9) for eager_ms, own_ms in zip(eager, own, strict=True)
+    )
     low, high = median_interval(ratios)
     medians = [round(statistics.median(times), 3) for times in (eager, own)]
     return Timing(

@@ -58,12 +58,7 @@ class InputForm(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What a module takes and returns.
-
-    Attributes:
-        outputs: the types of its tensors, flat.
-        tree: how these make its output, as torch writes it.
-    """
+    """What a module takes and returns: the types of its tensors, flat, and their torch tree."""
 
     inputs: list[InputForm]
     outputs: list[str]

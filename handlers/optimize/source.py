@@ -81,12 +81,7 @@ class Source:
 
 
 class Backend(NamedTuple):
-    """How one backend makes a variant.
-
-    Attributes:
-        build: writes what `load` needs into a folder.
-        load: returns what runs the variant, of that folder.
-    """
+    """How a backend makes a variant: `build` writes into a folder, of which `load` returns it."""
 
     build: Any
     load: Any

@@ -67,12 +67,7 @@ _BACKENDS: Final = {**torch_backends.BACKENDS, **runtimes.BACKENDS}
 
 @dataclass(frozen=True)
 class Samples:
-    """Arguments with which the verbs have called a module.
-
-    Attributes:
-        calls: those of the calibration inputs.
-        timed: those of a batch, by its size; the last is the largest batch.
-    """
+    """Arguments of a module's calls; `timed` are those of batches, by size, the largest last."""
 
     calls: list[Args]
     timed: dict[int, Args]

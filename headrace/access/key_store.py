@@ -300,12 +300,7 @@ def no_key(key_id: str) -> ConfigError:
 
 @contextmanager
 def api_keys_at(url: str) -> Iterator[ApiKeyStore]:
-    """Open the keys in the Redis at a URL.
-
-    Raises:
-        BrokerUnavailable: Redis does not answer.
-        ConfigError: the URL cannot be read.
-    """
+    """Open the keys in the Redis at a URL; raise BrokerUnavailable or ConfigError if that fails."""
     client = connect(url)
     try:
         yield ApiKeyStore(client)

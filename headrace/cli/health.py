@@ -21,11 +21,7 @@ _DIGITS_MAX = 3
 
 
 def run(arguments: Sequence[str]) -> int | None:
-    """Run the check and return the exit code; None if the arguments are for the parser.
-
-    Args:
-        arguments: those behind `health`.
-    """
+    """Run `health` with these arguments; return the exit code; None: the parser must read them."""
     parts, workers, models = list[str](), None, False
     left = iter(arguments)
     for text in left:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import Unpack
 
-from headrace.client import admin, bulk, calls, deployment, registry
+from headrace.client import admin, bulk, calls, registry
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -103,14 +103,14 @@ class AsyncClient(ClientBase):
     webhooks = _awaiting(admin.webhooks)
     redeliver_webhook = _awaiting(admin.redeliver_webhook)
     recent_webhooks = _awaiting(admin.recent_webhooks)
-    workers = _awaiting(deployment.workers)
-    drain_worker = _awaiting(deployment.drain_worker)
-    resume_worker = _awaiting(deployment.resume_worker)
-    own_key = _awaiting(deployment.own_key)
-    api_keys = _awaiting(deployment.api_keys)
-    create_api_key = _awaiting(deployment.create_api_key)
-    revoke_api_key = _awaiting(deployment.revoke_api_key)
-    audit = _iterating(deployment.audit)
+    workers = _awaiting(admin.workers)
+    drain_worker = _awaiting(admin.drain_worker)
+    resume_worker = _awaiting(admin.resume_worker)
+    own_key = _awaiting(admin.own_key)
+    api_keys = _awaiting(admin.api_keys)
+    create_api_key = _awaiting(admin.create_api_key)
+    revoke_api_key = _awaiting(admin.revoke_api_key)
+    audit = _iterating(admin.audit)
     model_versions = _awaiting(registry.model_versions)
     register_model = _awaiting(registry.register_model)
     set_model_options = _awaiting(registry.set_model_options)

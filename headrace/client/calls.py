@@ -207,17 +207,16 @@ def jobs(
         group: only the failures of this group; see `failures`.
         limit: maximum number; None for all.
     """
-    given = {
-        "model": model,
-        "status": status if status is None or isinstance(status, str) else ",".join(status),
-        "since": None if since is None else moment(since),
-        "until": None if until is None else moment(until),
-        "key": key,
-        "metadata": msgspec.json.encode(metadata).decode() if metadata else None,
-        "error": error,
-        "group": group,
-    }
-    query = {name: value for name, value in given.items() if value is not None}
+    query = query_of(
+        model=model,
+        status=status if status is None or isinstance(status, str) else ",".join(status),
+        since=since,
+        until=until,
+        key=key,
+        metadata=msgspec.json.encode(metadata).decode() if metadata else None,
+        error=error,
+        group=group,
+    )
 
     def read(answer: HttpResponse) -> Page[Job]:
         page = decoded(answer, _JobPage)
@@ -226,9 +225,13 @@ def jobs(
     return list_pages(session, JOBS, read, limit=limit, query=query)
 
 
-def moment(time: datetime | float | str) -> str:
-    """Return a time as the API takes it."""
-    return time.astimezone().isoformat() if isinstance(time, datetime) else str(time)
+def query_of(**values: datetime | float | str | None) -> dict[str, str]:
+    """Return the query with the values that are not None, each as the API takes it."""
+    return {
+        name: value.astimezone().isoformat() if isinstance(value, datetime) else str(value)
+        for name, value in values.items()
+        if value is not None
+    }
 
 
 def models(session: Session) -> Plan[list[Model]]:
@@ -274,13 +277,8 @@ def series(
     Raises:
         ModelNotFound: no model has this name.
     """
-    given = {
-        "since": None if since is None else moment(since),
-        "until": None if until is None else moment(until),
-        "step": step,
-    }
-    query = {name: value for name, value in given.items() if value is not None}
     path = f"{MODELS}/{quote(model, safe='')}/series"
+    query = query_of(since=since, until=until, step=step)
     return (yield from fetch(session, HttpRequest("GET", path, query), Series))
 
 

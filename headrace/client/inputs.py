@@ -181,11 +181,7 @@ def _image(image: Any, content_type: str) -> bytes:
 
 
 def _for_format(image: Any, kind: str) -> Any:
-    """Return the image in a mode that the format supports, with the same tones.
-
-    Raises:
-        ValueError: the format has no such tones.
-    """
+    """Return the image in a mode that the format supports, same tones; or raise ValueError."""
     wide = image.mode == "F" or image.mode.startswith("I")
     if kind != PNG_TYPE:
         # Pillow clips wide tones in some formats.
@@ -343,11 +339,7 @@ def checked_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> 
 
 
 def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters as JSON has them; the server decides what null means.
-
-    Raises:
-        InvalidRequest: they are no mapping, or one cannot be sent, or is NaN or infinity.
-    """
+    """Return parameters as JSON has them, nulls too; raise InvalidRequest if that fails."""
     if not isinstance(parameters, Mapping):
         raise InvalidRequest(
             f"parameters: expected a mapping, got {type(parameters).__name__}",
@@ -380,11 +372,7 @@ def job_line(
     job_id: str | None = None,
     parameters: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """Return one job as JSON: the body of a submit, or a line of a bulk request.
-
-    Raises:
-        InvalidRequest: the input, a parameter or an option cannot be sent.
-    """
+    """Return one job as JSON, for a submit or a bulk's line; or raise InvalidRequest."""
     check_options(options)
     set_options = {name: option for name, option in options.items() if option is not None}
     line = JobRequest(

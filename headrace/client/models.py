@@ -146,11 +146,7 @@ class DeadLetter(DeadLetterEntry, frozen=True, kw_only=True):
 
 
 def decode_result(result: Any) -> Any:
-    """Decode a result as the API returns it in a job.
-
-    Raises:
-        UnexpectedAnswer: the base64 is invalid.
-    """
+    """Decode a result in the API's form of a job; raise UnexpectedAnswer for bad base64."""
     if not isinstance(result, dict) or result.keys() != {"content_type", "base64"}:
         return result
     kind, text = result["content_type"], result["base64"]

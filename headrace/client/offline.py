@@ -165,9 +165,5 @@ RUN_ASYNC: Final = "run_async"
 
 
 def implementation(name: str) -> Callable[..., Any]:
-    """Return a function of the extension `runs`: RUN or RUN_ASYNC.
-
-    Raises:
-        AttributeError: the extension is not installed.
-    """
+    """Return RUN or RUN_ASYNC of the extension `runs`; raise AttributeError if it is missing."""
     return cast("Callable[..., Any]", exported(__name__, name))

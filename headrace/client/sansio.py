@@ -49,11 +49,7 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionFailed:
-    """The connection was refused, or broke before the answer was complete.
-
-    Attributes:
-        refused: there was no connection, so the server has not seen the request.
-    """
+    """A connection was `refused`, so the request was not seen, or broke before the answer ended."""
 
     why: str
     refused: bool
@@ -68,12 +64,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamOpened:
-    """The result of `OpenStream`.
-
-    Attributes:
-        outcome: the answer; without its body if the body is a stream.
-        reader: the client's own object for `ReadStream` and `CloseStream`; None without a stream.
-    """
+    """The result of `OpenStream`: an answer without a body, and the client's own reader or None."""
 
     outcome: HttpResponse | ConnectionFailed
     reader: Any = None
@@ -95,11 +86,7 @@ class CloseStream:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Sleep for `seconds`.
-
-    Attributes:
-        limit: the code of the limit (429) that is waited for; empty for an outage.
-    """
+    """Sleep for `seconds`, for a `limit` (the code of a 429), or "" for an outage."""
 
     seconds: float
     limit: str = ""
@@ -107,12 +94,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class NextInput:
-    """Take inputs from the caller's iterator and return `TakenInput`.
-
-    Attributes:
-        count: maximum number of inputs.
-        within_s: return the inputs so far, at least one, after this many seconds.
-    """
+    """Take `count` inputs at most, those so far after `within_s` seconds; return `TakenInput`."""
 
     source: Iterator[Any] | AsyncIterator[Any]
     count: int
@@ -145,11 +127,7 @@ def take_inputs(source: Iterator[Any], action: NextInput) -> TakenInput:
 def input_iterator(
     inputs: Iterable[T] | AsyncIterable[T],
 ) -> Iterator[T] | AsyncIterator[T]:
-    """Return an iterator over the caller's inputs.
-
-    Raises:
-        InvalidRequest: `inputs` is not iterable.
-    """
+    """Return an iterator over the caller's inputs; raise InvalidRequest if they have none."""
     if isinstance(inputs, Iterable):
         return iter(inputs)
     if isinstance(inputs, AsyncIterable):

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, overload
 import httpx2
 from typing_extensions import Unpack
 
-from headrace.client import admin, bulk, calls, deployment, registry
+from headrace.client import admin, bulk, calls, registry
 from headrace.client import map as mapping
 from headrace.client.http import events
 from headrace.client.http.retries import Session
@@ -103,14 +103,14 @@ class Client(ClientBase):
     webhooks = _blocking(admin.webhooks)
     redeliver_webhook = _blocking(admin.redeliver_webhook)
     recent_webhooks = _blocking(admin.recent_webhooks)
-    workers = _blocking(deployment.workers)
-    drain_worker = _blocking(deployment.drain_worker)
-    resume_worker = _blocking(deployment.resume_worker)
-    own_key = _blocking(deployment.own_key)
-    api_keys = _blocking(deployment.api_keys)
-    create_api_key = _blocking(deployment.create_api_key)
-    revoke_api_key = _blocking(deployment.revoke_api_key)
-    audit = _iterating(deployment.audit)
+    workers = _blocking(admin.workers)
+    drain_worker = _blocking(admin.drain_worker)
+    resume_worker = _blocking(admin.resume_worker)
+    own_key = _blocking(admin.own_key)
+    api_keys = _blocking(admin.api_keys)
+    create_api_key = _blocking(admin.create_api_key)
+    revoke_api_key = _blocking(admin.revoke_api_key)
+    audit = _iterating(admin.audit)
     model_versions = _blocking(registry.model_versions)
     register_model = _blocking(registry.register_model)
     set_model_options = _blocking(registry.set_model_options)

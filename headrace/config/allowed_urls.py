@@ -39,11 +39,7 @@ class WebUrl(NamedTuple):
 
 
 def read_url(text: str) -> WebUrl:
-    """Parse a URL.
-
-    Raises:
-        ValueError: it cannot be used; the message names it, without its query.
-    """
+    """Parse a URL; raise ValueError, which names it without its query, if it cannot be used."""
     shown = text.partition("?")[0][:_SHOWN_CHARS]
     if not text.isascii() or any(char <= " " or char in '\\"<>^`{|}\x7f' for char in text):
         raise ValueError(f"{shown!r} has a character that a URL cannot have; encode it as %XX")
@@ -61,11 +57,7 @@ def read_url(text: str) -> WebUrl:
 
 
 def read_prefix(text: str) -> WebUrl:
-    """Parse the beginning of URLs that an operator allows.
-
-    Raises:
-        ValueError: it is not one; the message names it.
-    """
+    """Parse the beginning of allowed URLs; raise ValueError, which names it, for other text."""
     prefix = read_url(text)
     if prefix.query:
         raise ValueError(f"{text[:_SHOWN_CHARS]!r} has a query (?...); leave it out")

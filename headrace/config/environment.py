@@ -71,10 +71,7 @@ def with_server_path(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_packages(environ: Mapping[str, str], packages: Path) -> dict[str, str]:
-    """Return an environment in which Python finds these packages before those of the server.
-
-    The children of a handler find them too.
-    """
+    """Return an environment in which Python, also of children, finds these packages first."""
     result = {**environ, "PYTHONPATH": _joined([*_entries(environ), str(packages)])}
     if _KEPT in result:
         kept = json.loads(result[_KEPT])

@@ -87,12 +87,7 @@ class Extension:
 
 @dataclass(frozen=True)
 class Found:
-    """The extensions of this Python.
-
-    Attributes:
-        extensions: those that can be used, by name.
-        problems: why others cannot, by the name of their entry point.
-    """
+    """The extensions of this Python that can be used, and why others cannot, by entry point."""
 
     extensions: dict[str, Extension] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
@@ -151,11 +146,7 @@ def settings_types() -> dict[str, Any]:
 
 
 def exported(module: str, name: str) -> object:
-    """Return what an extension has under a name that users import from a module of headrace.
-
-    Raises:
-        AttributeError: no extension has it.
-    """
+    """Return what an extension exports to users under a name; raise AttributeError if none does."""
     for extension in found().extensions.values():
         load = extension.exports.get(f"{module}.{name}")
         if load is not None:

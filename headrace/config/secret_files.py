@@ -16,11 +16,7 @@ _SECRETS: Final = (
 
 
 def read_secret_files(environ: MutableMapping[str, str]) -> None:
-    """Replace each `NAME_FILE` of a secret by `NAME`, for this process and its children.
-
-    Raises:
-        ConfigError: a file cannot be read or is empty, or both variables are set.
-    """
+    """Replace each `NAME_FILE` by `NAME` as `secret_of`, for this process and its children."""
     named = [
         name.removesuffix(_SUFFIX)
         for name in environ

@@ -154,11 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @overload
     def of(self, extension: str, kind: type[_Value]) -> _Value | None: ...
     def of(self, extension: str, kind: type[Any]) -> Any:
-        """Return the value of an extension; if it has none, a struct's defaults, else None.
-
-        Args:
-            kind: the type that the extension names in its `settings`.
-        """
+        """Return the value of an extension, of type `kind`; else a struct's defaults, or None."""
         value = self.extensions.get(extension)
         return kind() if value is None and issubclass(kind, msgspec.Struct) else value
 
@@ -173,11 +169,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.auth == "on" or (self.auth == "auto" and not is_loopback(self.public_host))
 
     def needed_redis_url(self, who: str) -> str:
-        """Return `redis_url`, for a component that has no Redis of its own.
-
-        Raises:
-            ConfigError: it is not set.
-        """
+        """Return `redis_url` for a component without Redis; raise ConfigError if it is not set."""
         if self.redis_url is None:
             raise ConfigError(
                 f"{who} needs HEADRACE_REDIS_URL, which is not set",

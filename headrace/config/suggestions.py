@@ -54,11 +54,7 @@ _LIMIT: Final = re.compile(r"[Ee]xpected `(?:int|float)` (<=|>=|<|>) (\S+)")
 
 
 def value_problem(value: object, error: msgspec.ValidationError, kind: Any) -> str:
-    """Return in words why msgspec refuses a value, such as `99 is too large; give at most 9`.
-
-    Args:
-        kind: the type of which the value should be a member.
-    """
+    """Return why msgspec refuses a value as `kind`, such as `99 is too large; give at most 9`."""
     found = _LIMIT.search(str(error))
     if found is None:
         text = str(error).partition(" - at ")[0]

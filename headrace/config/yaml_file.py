@@ -74,12 +74,7 @@ class Document:
 
 
 class KeyProblem(Exception):
-    """A mistake in the value at some keys.
-
-    Attributes:
-        where: the keys, below those that are being read.
-        text: what is wrong, and what to do.
-    """
+    """A mistake in the value at some keys (`where`): what is wrong, and what to do."""
 
     def __init__(self, where: tuple[Key, ...], text: str) -> None:
         super().__init__(text)

@@ -87,11 +87,7 @@ def is_id(text: str) -> bool:
 
 
 def check_id(text: str) -> str:
-    """Return the id.
-
-    Raises:
-        InvalidId: a client may not choose it.
-    """
+    """Return the id; raise InvalidId if a client may not choose it."""
     if not is_id(text):
         raise InvalidId(
             f"invalid job id {text[:_SHOWN_MAX_CHARS]!r}",
@@ -117,11 +113,7 @@ def check_free_id(text: str) -> str:
 
 
 def check_key(text: str) -> str:
-    """Return the idempotency key.
-
-    Raises:
-        InvalidId: it cannot be used.
-    """
+    """Return the idempotency key; raise InvalidId if it cannot be used."""
     if not _KEY.fullmatch(text):
         raise InvalidId(
             f"invalid Idempotency-Key {text[:_SHOWN_MAX_CHARS]!r}",

@@ -77,11 +77,7 @@ NO_WAIT: Final = "0.0"
 
 
 class StoredResult(NamedTuple):
-    """A result in the payload store.
-
-    Attributes:
-        content_type: `application/json` for JSON text.
-    """
+    """A result in the payload store; its type is `application/json` for JSON text."""
 
     ref: str
     size: int
@@ -195,11 +191,7 @@ def result_in(meta: str | bytes) -> bytes:
 
 
 def read_meta(meta: str | bytes) -> CeleryResult:
-    """Read a Celery result.
-
-    Raises:
-        msgspec.DecodeError: it cannot be read.
-    """
+    """Read a Celery result; raise msgspec.DecodeError if it cannot be read."""
     try:
         return _META.decode(meta)
     except msgspec.DecodeError:
@@ -340,11 +332,7 @@ WITHOUT_ERROR: Final = {
 
 
 def read_error(error_json: str | bytes) -> JobFailure:
-    """Read the error in a record.
-
-    Raises:
-        msgspec.MsgspecError: it cannot be read.
-    """
+    """Read the error in a record; raise msgspec.MsgspecError if it cannot be read."""
     return _DECODER.decode(error_json)
 
 

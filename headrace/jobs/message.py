@@ -39,11 +39,7 @@ METHODS: Final[dict[str, Callable[[], Any]]] = {
 
 
 def decompress(body: bytes, method: str) -> bytes:
-    """Decompress a body by its `compression` header.
-
-    Raises:
-        InvalidRequest: an unknown method, broken data, or more than DECOMPRESSED_MAX_BYTES.
-    """
+    """Decompress a body by its `compression` header; raise InvalidRequest if it cannot be done."""
     if method not in METHODS:
         known = ", ".join(METHODS)
         raise InvalidRequest(f"compression {method!r} is not supported; use one of {known}")
@@ -139,11 +135,7 @@ class _HeadraceHeader(msgspec.Struct, frozen=True):
     version: Annotated[str, msgspec.Meta(pattern=VERSION)] | None = None
 
     def source(self) -> InputSource:
-        """Return where the input is stored.
-
-        Raises:
-            InvalidRequest: the API cannot have written this reference.
-        """
+        """Return where the input is stored; raise InvalidRequest if the API did not write that."""
         ranges = [part for part in self.parts if isinstance(part, PayloadRange)]
         for ref in (self.ref, *(part.ref for part in ranges)):
             if ref and not PAYLOAD_REFERENCE.fullmatch(ref):
@@ -266,11 +258,7 @@ class Message(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_message(raw: bytes) -> Message:
-    """Read a message that any Celery client may have written.
-
-    Raises:
-        InvalidRequest: its text is the job's error; the claim has read the message's id.
-    """
+    """Read a message of any Celery client; raise InvalidRequest, the job's error."""
     try:
         envelope_ = read_envelope(raw, _ENVELOPE)
         model, payload, parameters, embed = _decode_body(_body_text(envelope_))
@@ -316,11 +304,7 @@ def decode_message(raw: bytes) -> Message:
 
 
 def read_envelope(raw: bytes, decoder: msgspec.json.Decoder[EnvelopeT]) -> EnvelopeT:
-    """Decode the JSON of a message, except for its body, which is text in it.
-
-    Raises:
-        ValueError, RecursionError: it cannot be read.
-    """
+    """Decode the JSON of a message, its body staying text; raise ValueError or RecursionError."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError:
@@ -368,11 +352,7 @@ def _decode_body(body: bytes) -> tuple[str, bytes, bytes, Embed | None]:
 def decode_body(
     body: bytes,
 ) -> tuple[list[msgspec.Raw], dict[str, msgspec.Raw], Embed | None]:
-    """Return positional arguments, named arguments, and callbacks.
-
-    Raises:
-        ValueError, TypeError: it is not the body of a task.
-    """
+    """Return arguments by position and name, and callbacks; raise ValueError or TypeError."""
     try:
         return _BODY.decode(body)
     except msgspec.DecodeError:

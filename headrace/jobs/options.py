@@ -123,11 +123,7 @@ NO_DETAILS: Final = InputDetails()
 
 
 def read_details(text: bytes) -> GivenDetails:
-    """Read a text of `InputDetails.text`.
-
-    Raises:
-        InvalidRequest: it is not one, as a Celery client can write anything.
-    """
+    """Read a text of `InputDetails.text`; raise InvalidRequest for any other text of a client."""
     try:
         return _GIVEN.decode(text)
     except (ValueError, RecursionError) as error:
@@ -135,11 +131,7 @@ def read_details(text: bytes) -> GivenDetails:
 
 
 def read_object(text: bytes, what: str) -> dict[str, Any]:
-    """Return a JSON object from its text; {} for b"" and null.
-
-    Raises:
-        InvalidRequest: it is not an object; `what` names it.
-    """
+    """Return a JSON object; {} for b"" and null. Raise InvalidRequest, with `what`, for others."""
     try:
         return msgspec.json.decode(text, type=dict[str, Any] | None) or {} if text else {}
     except (ValueError, RecursionError) as error:
@@ -148,11 +140,7 @@ def read_object(text: bytes, what: str) -> dict[str, Any]:
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> None:
-    """Check the size of a job's metadata.
-
-    Raises:
-        InvalidRequest: they are too large.
-    """
+    """Check the size of a job's metadata; raise InvalidRequest if they are too large."""
     size = 0 if metadata is None else len(msgspec.json.encode(metadata))
     if size > METADATA_MAX_BYTES:
         raise InvalidRequest(

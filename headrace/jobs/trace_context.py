@@ -22,12 +22,7 @@ _MEMBER: Final = re.compile(
 
 
 class Trace(NamedTuple):
-    """The trace context in which a job was submitted.
-
-    Attributes:
-        parent: the header `traceparent`.
-        state: the header `tracestate`; "" without one.
-    """
+    """The trace context of a submit: the headers `traceparent`, and `tracestate` or ""."""
 
     parent: str
     state: str = ""

@@ -57,11 +57,7 @@ class Limits(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A member of an archive that keeps all rules.
-
-    Attributes:
-        path: where it belongs, below the folder; without `.` and `..`.
-    """
+    """A member that keeps all rules; `path` is below the folder, without `.` and `..`."""
 
     path: str
     bytes: int

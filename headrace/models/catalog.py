@@ -71,11 +71,7 @@ def read_sources(
 
 
 def with_source(reader: SourceReader, model: ModelConfig, settings: Settings) -> ModelConfig:
-    """Return a model with the keys of its source; the keys that are written for it win.
-
-    Raises:
-        ConfigError: the source cannot be used, or its keys do not go with those.
-    """
+    """Return a model with its source's keys, its own first; raise ConfigError if they are bad."""
     if model.source is None:
         return model
     found = reader.read(model.source, model.sha256, model.written)

@@ -54,11 +54,7 @@ class Unreachable(ConfigError):
 
 
 class Download(NamedTuple):
-    """An answer with a body.
-
-    Attributes:
-        etag: of the body; "" without one.
-    """
+    """An answer with a body; `etag` is that of the body, "" without one."""
 
     etag: str
     chunks: Iterator[bytes]

@@ -49,11 +49,7 @@ class PipelineArchive(Protocol):
         """The file of the archive that stages run; "" if they need none."""
 
     def document(self, folder: str) -> dict[str, Any]:
-        """Return the content of a models file with the pipeline and its models.
-
-        Args:
-            folder: where the archive's files are, relative to the models file.
-        """
+        """Return a models file's content: the pipeline, and its models with files in `folder`."""
 
     def text(self, folder: str) -> str:
         """Return `document` as YAML."""

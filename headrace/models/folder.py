@@ -79,11 +79,7 @@ def examine_folder(folder: Path, label: str, given: Collection[str] = ()) -> Mod
 
 
 def read_file(path: Path, label: str) -> ModelFolder:
-    """Return the model that is a single file.
-
-    Raises:
-        ConfigError: it needs a handler.
-    """
+    """Return the model that is a single file; raise ConfigError if it needs a handler."""
     if path.suffix.lower() not in PROGRAMS:
         if path.suffix.lower() in pipeline_readers():
             raise ConfigError(

@@ -69,11 +69,7 @@ class SourceReader:
             return read_folder(path, label, given) if path.is_dir() else read_file(path, label)
 
     def place(self, source: str) -> Path:
-        """Return the folder or the file of a source on this disk; fetch and unpack it first.
-
-        Raises:
-            ConfigError: it does not exist, is not allowed, or is broken.
-        """
+        """Return the folder or file of a source, fetched and unpacked; or raise ConfigError."""
         with reading(source.partition("?")[0]):
             return self._placed(source)
 
@@ -234,11 +230,7 @@ class SourceReader:
 
 @contextmanager
 def reading(label: str) -> Iterator[None]:
-    """Raise a ConfigError for a model that cannot be read, without paths of the system.
-
-    Raises:
-        ConfigError: a file is missing or not readable, or its name is wrong.
-    """
+    """Raise a ConfigError for a model that cannot be read, without paths of the system."""
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:
@@ -250,11 +242,7 @@ def reading(label: str) -> Iterator[None]:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Return the SHA-256 of a file in hexadecimal; raise ConfigError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

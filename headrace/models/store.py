@@ -30,12 +30,7 @@ _NOTE: Final = ".json"
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What is known of a source that was fetched before.
-
-    Attributes:
-        validator: what changes when the source does: an ETag, or a file's size and time.
-        key: its folder.
-    """
+    """A source fetched before: its folder (`key`), and its ETag, or a file's size and time."""
 
     source: str
     validator: str
@@ -89,11 +84,7 @@ class UnpackedModels:
 
     @contextmanager
     def temporary(self) -> Iterator[Path]:
-        """Yield an empty folder on the same disk, which is removed in the end.
-
-        Raises:
-            ConfigError: it cannot be made.
-        """
+        """Yield an empty folder on the same disk, removed at the end; or raise ConfigError."""
         path, lock = self.folder, None
         while lock is None:  # `prune` may remove it before it is locked
             path = self.folder / f"{_TEMPORARY}{secrets.token_hex(8)}"
@@ -108,11 +99,7 @@ class UnpackedModels:
 
     @contextmanager
     def noted(self, source: str, name: str) -> Iterator[Note]:
-        """Yield the note on a source. Another process that wants the same one waits meanwhile.
-
-        Args:
-            name: a name for it without separators.
-        """
+        """Yield the note on a source, by a name without `/`; others that want it wait meanwhile."""
         path = self.folder / f"{name}{_NOTE}"
         lock = None
         while lock is None:  # `prune` may remove it before it is locked

@@ -50,11 +50,7 @@ _URL_PASSWORD: Final = re.compile(r"://[^:@/]*:(.+)@")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """The secrets that one process knows.
-
-    Attributes:
-        secrets: all forms that a line may contain, the longest first.
-    """
+    """The secrets that one process knows, in all forms that a line may have, the longest first."""
 
     secrets: tuple[str, ...] = ()
 

@@ -26,11 +26,7 @@ ZERO: Final = b"0.0"
 
 
 class Totals:
-    """The counters of several models, by field.
-
-    Attributes:
-        none: the column of a field that no model has.
-    """
+    """The counters of several models, by field; `none` is the column of a field without any."""
 
     def __init__(self, fields: Sequence[bytes], rows: Sequence[Column]) -> None:
         self.none: Column = (None,) * len(rows)

@@ -154,11 +154,7 @@ class PayloadIndex(ScriptClient):
         return self._looked(SWEEP_MAX_ENTRIES)
 
     def hand_over(self, old: PayloadEntry, new: PayloadEntry) -> None:
-        """Make a job's result the result of another job, whose record will name it.
-
-        Raises:
-            BrokerError: Redis does not answer, or is full.
-        """
+        """Make a job's result that of another job, whose record will name it."""
         self.call(script("pipelines/hand_over").call([], old.text, new.text, new.job_id))
 
     def forget(self, entry: PayloadEntry) -> None:

@@ -62,11 +62,7 @@ def type_of(reference: str) -> str:
 
 
 class InputRefs:
-    """Reads what clients name. Its methods block, and any thread may call them.
-
-    Args:
-        settings: input_roots, input_buckets, body_limit_bytes and payload_endpoint_url.
-    """
+    """Reads what clients name, by settings such as `input_roots`; blocks any calling thread."""
 
     def __init__(self, settings: Settings, threads: int, s3_tries: int = TRIES) -> None:
         roots = {Path(os.path.normpath(root.absolute())) for root in settings.input_roots}

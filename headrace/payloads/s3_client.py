@@ -190,11 +190,7 @@ class Bucket:
             options = {"ContinuationToken": page["NextContinuationToken"]}
 
     def problem(self) -> str:
-        """Return what is wrong with the bucket itself; "" if nothing is.
-
-        Raises:
-            StoreUnavailable: the server does not answer.
-        """
+        """Return what is wrong with the bucket, "" for nothing; or raise StoreUnavailable."""
         try:
             self.client.head_bucket(Bucket=self.name)
         except _boto_errors() as error:

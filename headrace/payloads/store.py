@@ -51,11 +51,7 @@ class PayloadEntry(NamedTuple):
 
 
 def read_entry(text: str) -> PayloadEntry:
-    """Parse a member of the index's zset.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Parse a member of the index's zset; raise ValueError if it is malformed."""
     ref, job_id, model, kind = text.split(" ")
     return PayloadEntry(ref, job_id, model, kind)
 
@@ -66,11 +62,7 @@ def new_entry(store: str, job_id: str, model: str, kind: str, owner: str = "") -
 
 
 def name_in(ref: str, store: str) -> str:
-    """Return the name of a payload inside its store.
-
-    Raises:
-        InputUnavailable: this is not a reference, or a reference into another store.
-    """
+    """Return the name of a payload in its store; raise InputUnavailable for other references."""
     found = PAYLOAD_REFERENCE.fullmatch(ref)
     if found is None or found[1] != store:
         raise InputUnavailable(f"{ref[:64]!r} is not a reference into the payload store {store}")
@@ -129,20 +121,12 @@ class PayloadStore(ABC):
         return None
 
     def get(self, ref: str) -> bytes:
-        """Return a whole payload.
-
-        Raises:
-            PayloadMissing: it does not exist.
-        """
+        """Return a whole payload; raise PayloadMissing if it does not exist."""
         return self.read(ref, 0, None)
 
     @abstractmethod
     def read(self, ref: str, start: int, length: int | None) -> bytes:
-        """Return `length` bytes (None: all) from `start`; fewer if the payload ends before.
-
-        Raises:
-            PayloadMissing: it does not exist.
-        """
+        """Return `length` bytes (None: all) from `start`, or fewer; or raise PayloadMissing."""
 
     @abstractmethod
     def size(self, ref: str) -> int:
@@ -153,11 +137,7 @@ class PayloadStore(ABC):
         """Delete a payload, and the rest of an interrupted write, if they exist."""
 
     def check(self) -> None:  # noqa: B027 - Redis is checked before all else
-        """Check at the start whether the store can be used.
-
-        Raises:
-            ConfigError: it does not exist, or access is denied.
-        """
+        """Check at the start whether the store can be used; raise ConfigError if not."""
 
     def _write(self, name: str, body: bytes) -> None:
         raise NotImplementedError  # a store without it has its own `put`

@@ -47,11 +47,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class FilePayloadStore(PayloadStore):
-    """Payloads in a folder.
-
-    Args:
-        folder: the folder, the same on every host; created if it is missing.
-    """
+    """Payloads in a folder, the same on every host, which is created if it is missing."""
 
     name: ClassVar[str] = "file"
 
@@ -142,11 +138,7 @@ def _unfinished(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable, even if the machine crashes.
-
-    Raises:
-        OSError: the folder cannot be synced.
-    """
+    """Make the names in a folder durable, even if the machine crashes; raise OSError if not."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -229,11 +221,7 @@ S3_CHUNK_BYTES: Final = 2 * 1024 * 1024
 
 
 class S3PayloadStore(PayloadStore):
-    """Payloads as objects under a prefix of a bucket.
-
-    Args:
-        bucket: the bucket; only Headrace may write under the prefix.
-    """
+    """Payloads as objects under a prefix of a bucket, where only Headrace may write."""
 
     name: ClassVar[str] = "s3"
     chunk_bytes: int = S3_CHUNK_BYTES
@@ -284,12 +272,7 @@ THREADS: Final = 8
 
 
 class PayloadStores:
-    """All configured stores, and the index that they share.
-
-    Args:
-        default: the name of the store for new payloads.
-        client: closed with the stores.
-    """
+    """All configured stores, of which `default` gets new payloads, and their index."""
 
     def __init__(
         self, index: PayloadIndex, stores: list[PayloadStore], default: str, client: redis.Redis
@@ -300,11 +283,7 @@ class PayloadStores:
         self.client = client
 
     def check(self) -> None:
-        """Check at the start whether new payloads can be stored.
-
-        Raises:
-            ConfigError: they cannot, because a setting is wrong.
-        """
+        """Check at the start whether new payloads can be stored; raise ConfigError if not."""
         try:
             self.default.check()
         except ConfigError:
@@ -323,11 +302,7 @@ class PayloadStores:
         self._stores[entry.store].put(entry, body, bounded=bounded, spare=spare)
 
     def of(self, ref: str) -> PayloadStore:
-        """Return the store of a reference.
-
-        Raises:
-            InputUnavailable: the store is not configured here.
-        """
+        """Return the store of a reference; raise InputUnavailable if it is not configured here."""
         kind = ref.partition(":")[0]
         store = self._stores.get(kind)
         if store is None:
@@ -337,19 +312,11 @@ class PayloadStores:
         return store
 
     def drop(self, *entries: PayloadEntry) -> None:
-        """Delete those of these payloads that are no longer needed.
-
-        Raises:
-            HeadraceError: a store does not answer; the sweep tries again.
-        """
+        """Delete payloads that are not needed any more; after an error the sweep tries again."""
         self._delete(self.index.look(*entries))
 
     def sweep(self) -> int:
-        """Delete due payloads that are not needed; return how many were checked.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Delete due payloads not needed; return how many were checked, or raise BrokerError."""
         looked, unneeded = self.index.due()
         for entry in unneeded:
             try:

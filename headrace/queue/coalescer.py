@@ -43,11 +43,7 @@ class Coalescer(Generic[RequestT, ReplyT]):
         self._flusher: asyncio.Task[None] | None = None
 
     async def add(self, request: RequestT) -> ReplyT:
-        """Make one request in the next call, together with all others at the same time.
-
-        Raises:
-            HeadraceError: the error for this request, or of the whole call.
-        """
+        """Make one request in the next call, with others; raise its error, or that of the call."""
         loop = asyncio.get_running_loop()
         if self._flusher is None:
             self._flusher = loop.create_task(self._flush())

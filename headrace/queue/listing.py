@@ -131,11 +131,7 @@ class JobPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A part of a list.
-
-    Attributes:
-        end: where the next page begins; None on the last page.
-    """
+    """A part of a list; `end` is where the next page begins, None on the last page."""
 
     places: list[JobPlace]
     end: JobPlace | None

@@ -67,11 +67,7 @@ class ScrapeResult:
 
 
 class Scraper:
-    """Reads what `/metrics` shows.
-
-    Args:
-        send: sends packed commands, of which it is given the number, and returns their replies.
-    """
+    """Reads what `/metrics` shows; `send` takes packed commands and their number for replies."""
 
     def __init__(
         self,
@@ -102,11 +98,7 @@ class Scraper:
         self._living: tuple[list[str], list[str]] = ([], [])
 
     async def read(self) -> ScrapeResult:
-        """Read everything.
-
-        Raises:
-            BrokerError: Redis does not answer, or refuses the script.
-        """
+        """Read everything; raise BrokerError if Redis does not answer, or refuses the script."""
         try:
             return await self._read()
         except RedisError as error:

@@ -61,12 +61,7 @@ class JobSubmission(msgspec.Struct, frozen=True, gc=False):
 
 
 class Receipt(NamedTuple):
-    """The reply of jobs/submit.lua for one job.
-
-    Attributes:
-        created_us: when it was first submitted, by Redis' clock.
-        repeated: the id was known already, and nothing was enqueued.
-    """
+    """The reply of submit.lua for a job: its first submit by Redis' clock, and if `repeated`."""
 
     created_us: int
     repeated: bool

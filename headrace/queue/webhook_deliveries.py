@@ -30,12 +30,7 @@ DeliveryState = Literal["pending", "delivered", "failed"]
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One try.
-
-    Attributes:
-        status: the HTTP status; 0 without an answer.
-        error: what failed; "" if nothing did.
-    """
+    """One try: its HTTP status, 0 without an answer, and what failed, "" if nothing did."""
 
     at_us: int
     ms: int
@@ -185,11 +180,7 @@ class DeliveryStore:
         self._sender = sender
 
     async def read(self, job_id: str) -> DeliveryLog:
-        """Read the deliveries of a job.
-
-        Raises:
-            BrokerError: Redis does not answer.
-        """
+        """Read the deliveries of a job; raise BrokerError if Redis does not answer."""
         return read_log(await self._queue.fields(keys.deliveries(job_id)))
 
     async def save(

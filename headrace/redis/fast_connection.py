@@ -35,12 +35,7 @@ ERRORS: Final = "redis_errors"
 
 @dataclass(slots=True)
 class Traffic:
-    """Counts since the last `take`.
-
-    Attributes:
-        round_trips: writes to Redis, of any number of commands each.
-        errors: exchanges that failed: a connection was lost, or Redis refused a command.
-    """
+    """Counts since the last `take`: writes to Redis, and exchanges that failed or were refused."""
 
     round_trips: int = 0
     errors: int = 0
@@ -100,11 +95,7 @@ class FastConnection(AbstractConnection):
         return not (parser._reader.has_data() or stream._buffer)
 
     async def read_replies(self, count: int) -> list[Any]:
-        """Read `count` replies; an error takes the place of its reply. The caller limits the time.
-
-        Raises:
-            redis.exceptions.RedisError: the connection was lost, or Redis is not ready.
-        """
+        """Read `count` replies, errors too, within the caller's time; or raise RedisError."""
         replies: list[Any] = []
         while len(replies) < count:
             # Waits for data; the parser may then hold many replies.
@@ -133,12 +124,7 @@ def use_fast_connections(client: redis.asyncio.Redis) -> None:
 
 
 async def take_connection(client: redis.asyncio.Redis) -> Any:
-    """Take a connection of a client's pool, which the caller releases to the pool.
-
-    Raises:
-        ConnectTimeout: Redis did not answer in time.
-        RedisError: no connection could be made.
-    """
+    """Take a connection of a client's pool, to release there; raise RedisError if it has none."""
     pool: Any = client.connection_pool  # redis-py does not type it
     try:
         return await pool.get_connection()

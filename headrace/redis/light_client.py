@@ -31,12 +31,7 @@ def is_light(address: RedisUrl) -> bool:
 
 
 class LightClient:
-    """One connection that sends one command at a time.
-
-    Raises:
-        OSError: the server does not answer in time, or has closed the connection.
-        hiredis.HiredisError: it answers with an error, or is no Redis.
-    """
+    """One connection, one command at a time; raises OSError or hiredis.HiredisError."""
 
     def __init__(self, address: RedisUrl, timeout_s: float) -> None:
         if address.path:

@@ -81,10 +81,7 @@ OUTAGE_LINES: Final = LineLimit()
 
 
 def translate(error: RedisError) -> HeadraceError:
-    """Return the error of `headrace.errors` for one of redis-py.
-
-    Its message is for clients, so hosts and ports are only logged.
-    """
+    """Return the error of `headrace.errors` for one of redis-py, whose hosts are only logged."""
     TRAFFIC.errors += 1
     if isinstance(error, OutOfMemoryError) or "OOM" in str(error)[:64]:
         return BrokerFull(

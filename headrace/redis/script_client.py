@@ -62,10 +62,7 @@ class ScriptClient:
         return _repeated(call_script, self.client, call)
 
     def execute(self, *command: Arg, **options: Any) -> Any:
-        """Send a command.
-
-        redis-py parses the reply by the options.
-        """
+        """Send a command; redis-py parses the reply by the options."""
         return _repeated(self.client.execute_command, *command, **options)
 
     def replies(self, commands: Sequence[Command]) -> list[Any]:

@@ -140,11 +140,7 @@ def written_host(address: tuple[str, int | None]) -> str:
 
 
 def _authority(scheme: str, rest: str) -> tuple[str, str]:
-    """Split what is behind the scheme at the `@` behind user and password.
-
-    Raises:
-        ConfigError: an `@` is not where it ends them.
-    """
+    """Split what is behind the scheme at the `@` after the password; or raise ConfigError."""
     end = next((at for at, character in enumerate(rest) if character in "/?"), len(rest))
     userinfo, _, host = rest[:end].rpartition("@")
     behind = rest[end:]
@@ -182,11 +178,7 @@ def _read_options(scheme: str, query: str) -> dict[str, str]:
 
 
 def _checked(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the options for TLS as all parsers spell them.
-
-    Raises:
-        ConfigError: a value is not known.
-    """
+    """Return the options for TLS as all parsers spell them; or raise ConfigError."""
     found = {name: options[name] for name in _TLS if name in options}
     if (given := found.get(_TLS_CHECK)) is not None:
         found[_TLS_CHECK] = given.lower().removeprefix("cert_")
@@ -251,12 +243,7 @@ def redact_url(url: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CeleryUrl:
-    """Where Celery finds Redis, for its broker and for its results.
-
-    Attributes:
-        url: the URL in kombu's form.
-        transport_options: options that a URL cannot hold.
-    """
+    """Where Celery finds Redis: the URL in kombu's form, and options that it cannot hold."""
 
     url: str = dataclasses.field(repr=False)
     database: int
@@ -264,11 +251,7 @@ class CeleryUrl:
 
 
 def celery_url(url: str) -> CeleryUrl:
-    """Translate a redis://, rediss://, unix:// or sentinel:// URL.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Translate a redis://, rediss://, unix:// or sentinel:// URL; raise ConfigError for others."""
     address = read_url(url)
     if address.master:
         hosts = [f"sentinel://{address.userinfo}{written_host(host)}" for host in address.hosts]

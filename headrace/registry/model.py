@@ -98,11 +98,7 @@ class RegisteredModel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
         return found if found is not None and found.versions else None
 
     def version(self, name: str) -> ModelVersion:
-        """Return a version; "" is the default one.
-
-        Raises:
-            ModelNotFound: the model has no such version.
-        """
+        """Return a version, "" for the default one; raise ModelNotFound for unknown ones."""
         found = self.versions.get(name or self.default_version)
         if found is None:
             raise ModelNotFound(
@@ -137,11 +133,7 @@ class Registry:
         return Revision(self.generation, self.change)
 
     def get(self, name: str) -> RegisteredModel:
-        """Return a model.
-
-        Raises:
-            ModelNotFound: no such model is registered.
-        """
+        """Return a model; raise ModelNotFound if no such model is registered."""
         found = self.models.get(name)
         if found is None:
             raise unknown_model(name, self.models)

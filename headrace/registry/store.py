@@ -245,11 +245,7 @@ def registry_at(redis_url: str) -> Iterator[RegistryStore]:
 
 
 def revision_of(reply: Sequence[bytes | None]) -> Revision:
-    """Return the revision that the reply to `READ_REVISION` has.
-
-    Raises:
-        ConfigError: it is not readable.
-    """
+    """Return the revision in the reply to `READ_REVISION`; raise ConfigError if it has none."""
     generation, change = (_text(part) for part in reply)
     if generation and not generation.isdecimal():
         raise ConfigError(f"{keys.REGISTRY} in Redis has the generation {generation[:64]!r}")

@@ -33,11 +33,7 @@ NO_JSON: Final = msgspec.Raw(b"")
 
 # gc=False: no field can lead back to it (CONTRIBUTING.md, Rules).
 class Outcome(msgspec.Struct, gc=False):
-    """How a job has ended, or only its status if it has not.
-
-    Attributes:
-        timings: unparsed JSON, as `result`; may be empty.
-    """
+    """How a job has ended, `timings` as unparsed JSON, or only its status if it has not."""
 
     status: str
     attempts: int = 0
@@ -147,11 +143,7 @@ def forget(session: Session, ids: Sequence[str]) -> Plan[None]:
 
 
 def long_result(session: Session, job_id: str) -> Plan[msgspec.Raw]:
-    """Return a result that is too long for an outcome, in the same form.
-
-    Raises:
-        HeadraceError: it does not exist any more.
-    """
+    """Return a result too long for an outcome, in that form; raise HeadraceError if it is gone."""
     response = yield from exchange(session, job_request("GET", job_id, below="/result"))
     content_type = response.headers.get("content-type", "")
     if not is_json(content_type.partition(";")[0].strip().lower()):

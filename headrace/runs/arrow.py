@@ -186,11 +186,7 @@ def binary_body(value: dict[str, str]) -> bytes:
 
 
 def _iso_8601(text: str) -> str:
-    """Return a date or timestamp as Arrow formats it in ISO 8601.
-
-    Raises:
-        ValueError: Arrow cannot format it.
-    """
+    """Return a date or timestamp in ISO 8601, as Arrow formats it; raise ValueError if it fails."""
     if text.startswith("<"):
         raise ValueError(f"a date or time has no text: {text.strip('<>')}")
     date, space, time = text.partition(" ")

@@ -10,9 +10,8 @@ import msgspec
 
 from headrace.errors import Conflict, InvalidId
 from headrace.jobs.ids import check_id
-from headrace.runs.interfaces import Cursor, Mark, Sink, Source
+from headrace.runs.interfaces import Cursor, Mark, RunSpec, Sink, Source
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 
 VERSION: Final = 1
 _ID_BYTES: Final = 10
@@ -72,11 +71,7 @@ class Checkpoint(msgspec.Struct, kw_only=True):
 
 
 def decode(data: bytes, output: str) -> Checkpoint:
-    """Read a stored checkpoint.
-
-    Raises:
-        Conflict: it cannot be read, or another version of it was written.
-    """
+    """Read a stored checkpoint; raise Conflict if it is broken, or of another version."""
     try:
         found = msgspec.json.decode(data, type=Checkpoint)
     except msgspec.DecodeError as error:
@@ -108,11 +103,7 @@ def run_id(
 
 
 def check_run_id(run: str) -> None:
-    """Check that ids of jobs can begin with the id of a run.
-
-    Raises:
-        InvalidId: it has other characters, or is too long.
-    """
+    """Check that ids of jobs can begin with the id of a run; raise InvalidId if they cannot."""
     check_id(run)
     if len(run) > _RUN_ID_MAX_CHARS:
         raise InvalidId(
@@ -201,11 +192,7 @@ def _retract(found: Checkpoint, sink: Sink) -> Checkpoint:
 
 
 def _compare(found: Checkpoint, spec: RunSpec, source: dict[str, Any], output: str) -> None:
-    """Compare a checkpoint with the command.
-
-    Raises:
-        Conflict: they belong to different runs.
-    """
+    """Compare a checkpoint with the command; raise Conflict if they belong to different runs."""
     new_run = f"use another output, or remove {output} and its .run to start a new run."
     pairs: list[tuple[str, Any, Any]] = [
         ("model", found.model, spec.model),

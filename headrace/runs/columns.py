@@ -20,11 +20,7 @@ _OTHER_NAMES: Final = {name: f"input.{name}" for name in OWN_COLUMNS}
 
 
 class InputColumns(NamedTuple):
-    """Which columns of a row are the input.
-
-    Attributes:
-        is_object: the input is an object of them; else it is the value of the only one.
-    """
+    """The columns of a row that are the input: an object of them, or the value of the only one."""
 
     names: Sequence[str]
     is_object: bool
@@ -76,11 +72,7 @@ def media_type(content_type: str | None) -> str:
 
 
 def check_twice(columns: Sequence[str], of: str) -> None:
-    """Check that every column has a name of its own.
-
-    Raises:
-        ConfigError: two columns have the same name.
-    """
+    """Check that every column has a name of its own; raise ConfigError if two have the same."""
     if len(set(columns)) == len(columns):
         return
     twice = next(name for name, count in Counter(columns).items() if count > 1)
@@ -88,11 +80,7 @@ def check_twice(columns: Sequence[str], of: str) -> None:
 
 
 def check_column(columns: Collection[str], wanted: str, of: str) -> str:
-    """Return the column that the user named.
-
-    Raises:
-        ConfigError: it does not exist.
-    """
+    """Return the column that the user named; raise ConfigError if it does not exist."""
     if wanted not in columns:
         raise ConfigError(
             f"{of} has no column {wanted!r}{did_you_mean(wanted, columns)}",

@@ -47,8 +47,7 @@ from headrace.errors import (
 from headrace.runs import api_calls
 from headrace.runs.checkpoint import Checkpoint, begin
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import SUCCEEDED, Entry, Row, Sink, Source
-from headrace.runs.spec import RunSpec
+from headrace.runs.interfaces import SUCCEEDED, Entry, Row, RunSpec, Sink, Source
 from headrace.runs.submitter import Accepted, Lines, Stopping, Submitter
 from headrace.runs.threads import JobCleanup, Resubmitter, lost_row
 
@@ -123,11 +122,7 @@ class Engine:
         return found
 
     def stop(self, *, cancel: bool = False) -> None:
-        """Stop the run; may be called from any thread and from a signal handler.
-
-        Args:
-            cancel: cancel the jobs in flight. Otherwise they go on, and a later start reads them.
-        """
+        """Stop the run, from any thread or signal handler; `cancel` its jobs, or let them go on."""
         self._cancel = self._cancel or cancel
         self._stop.set()
 
@@ -346,11 +341,7 @@ class Engine:
         return self._perform(api_calls.submit, lines, quiet, self._accepts, deadline_s, accepted)
 
     def _perform(self, plan: Callable[..., Plan[T]], *arguments: Any) -> T:
-        """Run a plan; its waits end when the run stops.
-
-        Raises:
-            Stopping: the run stops.
-        """
+        """Run a plan, whose waits end when the run stops; then raise Stopping."""
         session, stop = self._client.session, self._stop
         steps = outlasting_limits(session, plan(session, *arguments))
         response: object = None

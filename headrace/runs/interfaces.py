@@ -1,4 +1,4 @@
-"""The interfaces between the parts of a run: a source of entries, a sink of rows, checkpoints.
+"""What a run is given: its specification, a source of entries, a sink of rows, checkpoints.
 
 The engine calls a source from two threads that take turns, and a sink and its checkpoints from
 another one. It never calls one of them from two threads at once.
@@ -6,14 +6,19 @@ another one. It never calls one of them from two threads at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
+from typing_extensions import override
 
+from headrace.client.inputs import Options
 from headrace.jobs.job import JobFailure
 from headrace.runs.range_set import RangeSet
 
+IN_FLIGHT: Final = 4000
+#: The priority of a run's jobs: online jobs of any model go first.
+BATCH_PRIORITY: Final = 9
 #: JSON that marks a place in a source: see `Source.entries`.
 Cursor: TypeAlias = Any
 #: JSON that marks a place in a sink: see `Sink.sync`.
@@ -132,11 +137,7 @@ class CheckpointStore(Protocol):
         """Unlock the output."""
 
     def load(self) -> bytes | None:
-        """Return what was saved last; None if nothing was.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """Return what was saved last, None if nothing was; raise ConfigError if unreadable."""
 
     def save(self, data: bytes) -> None:
         """Replace what was saved: completely or not at all, even if the machine crashes.
@@ -202,3 +203,102 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Close files and connections; this makes nothing durable."""
+
+
+class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run does with its source.
+
+    Attributes:
+        version: run only with this version of it.
+        content_type: the media type of inputs that do not have one themselves.
+        run_id: the run's id; None for one that is made from the command.
+        name: the user's name for the run.
+        in_flight: the most inputs in flight.
+        only_failed: run the inputs again that failed in a run that has ended.
+        forget: delete the jobs that succeeded from the server once their rows are durable.
+        by_ref: send references to files, which the server reads.
+        deadline_s: by when the results are wanted, in seconds since 1970; None for no deadline.
+    """
+
+    model: str
+    version: str | None = None
+    options: Options = {}
+    parameters: dict[str, Any] = {}
+    content_type: str | None = None
+    run_id: str | None = None
+    name: str = ""
+    in_flight: int = IN_FLIGHT
+    only_failed: bool = False
+    forget: bool = True
+    by_ref: bool = False
+    deadline_s: int | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what the results depend on, besides model, source and output."""
+        # A parameter that is null is as if it were not given.
+        parameters = {name: value for name, value in self.parameters.items() if value is not None}
+        values = {
+            "version": self.version, "content_type": self.content_type,
+            # A repeated submit must have the same content as the first.
+            "by_ref": self.by_ref or None,
+            "parameters": parameters or None,
+            **self.options,
+        }  # fmt: skip
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class MemorySink(Sink):
+    """Hands rows to a function, which may block: the run then waits with what is in flight.
+
+    It stores nothing, so its run cannot resume.
+    """
+
+    def __init__(self, take: Callable[[Sequence[Row]], object]) -> None:
+        self._take = take
+        self.checkpoints = _NoCheckpoints()
+
+    @override
+    def describe(self) -> str:
+        return "memory"
+
+    @override
+    def recover(self, mark: Mark | None) -> Iterable[tuple[int, bool]]:
+        return ()
+
+    @override
+    def append(self, rows: Sequence[Row]) -> None:
+        self._take(rows)
+
+    @override
+    def sync(self) -> Mark:
+        return None
+
+    @override
+    def finish(self) -> Mark:
+        return None
+
+    @override
+    def retract(self) -> RangeSet:
+        return RangeSet()
+
+    @override
+    def close(self) -> None:
+        pass
+
+
+class _NoCheckpoints(CheckpointStore):
+    @override
+    def acquire(self) -> None:
+        pass
+
+    @override
+    def release(self) -> None:
+        pass
+
+    @override
+    def load(self) -> bytes | None:
+        return None
+
+    @override
+    def save(self, data: bytes) -> None:
+        pass

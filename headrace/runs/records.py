@@ -66,11 +66,7 @@ class RunRecords:
         return [record for record in records if record is not None]
 
     async def one(self, run_id: str, caller: Caller) -> Run:
-        """Return one record.
-
-        Raises:
-            RunNotFound: the caller may see no such record.
-        """
+        """Return one record; raise RunNotFound if the caller may see no such record."""
         (record,) = await self._read([run_id], caller)
         if record is None:
             raise RunNotFound(
@@ -80,11 +76,7 @@ class RunRecords:
         return record
 
     async def cancel(self, run_id: str, caller: Caller) -> Run:
-        """Ask a run to end if it is running; return its record.
-
-        Raises:
-            RunNotFound: the caller may see no such record.
-        """
+        """Ask a run to end if it is running; return its record, as `one` does."""
         record = await self.one(run_id, caller)
         if record.state == RUNNING:
             await self._queue.call_once(("HSET", keys.run(run_id), "cancel", "1"))

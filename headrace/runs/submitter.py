@@ -27,9 +27,8 @@ from headrace.errors import (
 )
 from headrace.jobs.job import JobFailure
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import Cursor, Entry, Row, Source
+from headrace.runs.interfaces import Cursor, Entry, Row, RunSpec, Source
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 
 #: The most lines and bytes of one request.
 PAGE_LINES: Final = 1000
@@ -75,11 +74,7 @@ class Lines:
         self._middle = b'",' + msgspec.json.encode(rest)[1:-1] + (b"," if rest else b"")
 
     def __call__(self, entry: Entry, job_id: str) -> bytes:
-        """Return the line of an entry.
-
-        Raises:
-            RequestError: the input cannot be sent, or is an error itself.
-        """
+        """Return an entry's line; raise RequestError if it cannot be sent, or is an error."""
         value = entry.input
         if isinstance(value, msgspec.Raw):
             return b'%b%b%b"input":%b}' % (self._head, job_id.encode(), self._middle, value)
@@ -184,11 +179,7 @@ class Submitter:
             self._in_flight.end_adding()
 
     def _next(self) -> _Page | None:
-        """Return the next page once there is room for it; None at the end.
-
-        Raises:
-            Stopping: the run stops.
-        """
+        """Return the next page once there is room, None at the end; raise Stopping at a stop."""
         with self._reading:
             if self._ended or self._failed:
                 return None
@@ -241,12 +232,7 @@ class Submitter:
                 self.from_source, self.error = True, error
 
     def _send(self, page: _Page) -> None:
-        """Submit a page.
-
-        Raises:
-            Stopping: the run stops.
-            HeadraceError: an error that would concern every other input too.
-        """
+        """Submit a page; raise Stopping, or an error that would concern all other inputs too."""
         good, bad = page.inputs, []
         lines = [line for line in page.lines if isinstance(line, bytes)]
         if len(lines) < len(page.lines):
@@ -311,11 +297,7 @@ class Stopping(Exception):
 
 
 def _reference(path: Path) -> InputRef:
-    """Return the reference to a file.
-
-    Raises:
-        InvalidRequest: its name is not UTF-8.
-    """
+    """Return the reference to a file; raise InvalidRequest if its name is not UTF-8."""
     name = os.path.abspath(path)
     try:
         name.encode()

@@ -28,11 +28,7 @@ BACKLOG_MAX: Final = 50_000
 
 
 class JobCleanup(threading.Thread):
-    """Deletes jobs in the background.
-
-    Attributes:
-        error: what ended the thread early; the engine raises it again.
-    """
+    """Deletes jobs in the background; the engine raises an `error` that ended the thread."""
 
     def __init__(self, forget: Callable[[Sequence[str]], object]) -> None:
         super().__init__(name="headrace-cleanup", daemon=True)
@@ -50,11 +46,7 @@ class JobCleanup(threading.Thread):
             self._changed.notify_all()
 
     def end(self, *, drop: bool = False) -> None:
-        """End the thread once nothing waits.
-
-        Args:
-            drop: do not delete what waits; it expires after its result_ttl.
-        """
+        """End the thread once nothing waits; with `drop`, what waits is left to expire."""
         with self._changed:
             self._ending = True
             if drop:
@@ -154,12 +146,7 @@ class Resubmitter(threading.Thread):
             return page
 
     def _send(self, page: list[PendingInput]) -> None:
-        """Submit a page.
-
-        Raises:
-            Stopping: the run stops.
-            HeadraceError: for longer than `retry_s` the server was away, or had no room.
-        """
+        """Submit a page; raise Stopping, or HeadraceError after `retry_s` without room."""
         sent: list[PendingInput] = []
         lines: list[bytes] = []
         refused: list[tuple[PendingInput, Row]] = []

@@ -23,9 +23,8 @@ from headrace.server.health.liveness import BACKGROUND, node_name
 from headrace.server.host_workers import IdleWatch
 from headrace.server.packages import require_extras
 from headrace.server.ports import close_all, http_url, require_free
-from headrace.server.supervisor.child_process import ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, console_for
-from headrace.server.supervisor.supervisor import Supervisor
+from headrace.server.supervisor.supervisor import ChildSpec, Supervisor
 
 #: Prints a line for the user.
 Report = Callable[[str], None]
@@ -34,11 +33,7 @@ Report = Callable[[str], None]
 def run_workers(
     settings: Settings, workers: int | None, environ: Mapping[str, str], idle_s: float | None = None
 ) -> None:
-    """Run `headrace worker`: one supervised Celery worker per device.
-
-    Args:
-        idle_s: after how many seconds without work it ends; None: never.
-    """
+    """Run `headrace worker`: a Celery worker per device, until `idle_s` without work if set."""
     require_extras("worker", "worker")
     url = _prepare(settings, "worker")
     devices = worker_devices(environ, workers)

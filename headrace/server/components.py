@@ -30,7 +30,7 @@ from headrace.server.extension import Process
 from headrace.server.gpus import Device
 from headrace.server.health.liveness import BACKGROUND, background_node_name, node_name
 from headrace.server.ports import http_get, http_url, listen, plain, reachable
-from headrace.server.supervisor.child_process import ChildSpec
+from headrace.server.supervisor.supervisor import ChildSpec
 
 INCARNATION: Final = "HEADRACE_INCARNATION"
 PYTHON: Final = (sys.executable, "-m")
@@ -92,12 +92,7 @@ def log_format(settings: Settings) -> str:
 
 
 def log_files(settings: Settings) -> LogFiles | None:
-    """Return the files of the log format; None if it has none.
-
-    Raises:
-        ConfigError: the configuration of an extension cannot be read, or the files cannot be
-            written.
-    """
+    """Return the files of the log format, or None; raise ConfigError if they cannot be used."""
     for name, part in parts("logs", LogsPart).items():
         files = part.files(settings.extensions.get(name), settings.log_format)
         if files is not None:

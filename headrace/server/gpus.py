@@ -18,12 +18,7 @@ _UUID = re.compile(r"\(UUID: ((?:GPU|MIG)-[^)]+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device of one worker.
-
-    Attributes:
-        name: the first part of its Celery node name, such as "gpu0".
-        cuda_visible_devices: its CUDA_VISIBLE_DEVICES; empty for no GPU.
-    """
+    """The device of one worker: a name such as "gpu0", and its CUDA_VISIBLE_DEVICES or ""."""
 
     name: str
     cuda_visible_devices: str
@@ -49,11 +44,7 @@ def worker_devices(environ: Mapping[str, str], workers: int | None) -> list[Devi
 
 
 def visible_gpus(environ: Mapping[str, str], present: list[str]) -> list[str]:
-    """Return the GPUs that CUDA shows, as values for CUDA_VISIBLE_DEVICES.
-
-    Args:
-        present: the UUIDs of this machine's GPUs or MIG devices, in order.
-    """
+    """Return the GPUs, of the `present` UUIDs, that CUDA shows, for CUDA_VISIBLE_DEVICES."""
     wanted = environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return present

@@ -14,11 +14,7 @@ SERVER_EXTRAS: Final = ("api", "worker")
 
 
 def require_extras(command: str, *extras: str) -> None:
-    """Check that the packages of these extras are installed.
-
-    Raises:
-        ConfigError: a package is missing; the message names the extra to install.
-    """
+    """Raise a ConfigError, which names the extra to install, if a package of these is missing."""
     missing = missing_packages(*extras)
     if missing:
         extra = extras[0] if len(extras) == 1 else "server"

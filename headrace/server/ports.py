@@ -82,11 +82,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a server can listen on the port now.
-
-    Raises:
-        OSError: it cannot, and the port is not in use.
-    """
+    """Return whether a server can listen on the port now; raise OSError if that fails otherwise."""
     family, address = _addresses(host, port)[0]
     try:
         _listener(family, address).close()
@@ -103,11 +99,7 @@ def require_free(what: str, host: str, port: int, *, change: str) -> None:
 
 
 def listen(what: str, host: str, port: int, *, change: str) -> list[socket.socket]:
-    """Listen on a port, on each local address of a host name.
-
-    Raises:
-        ConfigError: the port is taken, or the address cannot be listened on.
-    """
+    """Listen on a port, on each local address of a host name; raise ConfigError if that fails."""
     listeners: list[socket.socket] = []
     missing: OSError | None = None
     try:

@@ -23,11 +23,7 @@ _BY: Final = "headrace up"
 
 
 class Reloader:
-    """Watches the models file and the handlers' files, in a thread of its own.
-
-    Args:
-        watch: look at the files; else only `apply` does anything.
-    """
+    """Watches the models file and handlers' files, in a thread; without `watch` only `apply`."""
 
     def __init__(
         self, settings: Settings, broker_url: str, report: Callable[[str], None], *, watch: bool

@@ -51,11 +51,7 @@ def locked(path: Path, *, leftover_timeout_s: float = LEFTOVER_TIMEOUT_S) -> Ite
 
 
 def make(path: Path, change: str) -> None:
-    """Create the directory if needed, for a component that shares it.
-
-    Raises:
-        ConfigError: it cannot be created.
-    """
+    """Create the directory if needed, for a component that shares it; or raise ConfigError."""
     with _usable(path, change):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
 

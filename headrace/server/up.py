@@ -24,9 +24,8 @@ from headrace.server.health.liveness import BACKGROUND
 from headrace.server.packages import SERVER_EXTRAS, require_extras
 from headrace.server.ports import close_all, http_url, require_free
 from headrace.server.reloader import Reloader
-from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import OWN_NAME, console_for
-from headrace.server.supervisor.supervisor import Supervisor
+from headrace.server.supervisor.supervisor import ChildProcess, ChildSpec, Supervisor
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,7 @@ _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
-    """Parse the networks that an operator allows.
-
-    Raises:
-        ValueError: a text is not a network; the message names it.
-    """
+    """Parse the networks that an operator allows; raise ValueError, which names it, for others."""
     found = []
     for text in texts:
         try:
@@ -80,11 +76,7 @@ def read_networks(texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def read_address(text: str) -> Address:
-    """Parse a resolver's address, without its zone.
-
-    Raises:
-        ValueError: it is not an address.
-    """
+    """Parse a resolver's address, without its zone; raise ValueError for other text."""
     return plain(ipaddress.ip_address(text.partition("%")[0]))
 
 
@@ -96,11 +88,7 @@ def plain(address: Address) -> Address:
 
 
 def may_reach(address: Address, allowed: Sequence[Network]) -> bool:
-    """Return whether a connection to an address may be made.
-
-    Args:
-        allowed: the networks that are allowed besides the public addresses.
-    """
+    """Return whether an address may be connected to; `allowed` networks add to public ones."""
     address = plain(address)
     if _allows(_METADATA, address):
         return False

@@ -39,11 +39,7 @@ class Endpoint:
 
 
 def read_target(url: str, *, allow_http: bool = False) -> Endpoint:
-    """Parse a webhook's URL.
-
-    Raises:
-        InvalidRequest: webhooks cannot be sent there; the message has the reason.
-    """
+    """Parse a webhook's URL; raise InvalidRequest, with the reason, if none can be sent there."""
     if len(url) > WEBHOOK_URL_MAX_CHARS:
         raise _wrong(f"the URL has {len(url)} characters, more than {WEBHOOK_URL_MAX_CHARS}")
     if not _CHARS.fullmatch(url):
@@ -101,11 +97,7 @@ class WebhookPolicy:
         self._allowed = read_networks(networks)
 
     def check(self, options: JobOptions) -> None:
-        """Check the options of a request.
-
-        Raises:
-            InvalidRequest: its webhook cannot be sent.
-        """
+        """Check the options of a request; raise InvalidRequest if its webhook cannot be sent."""
         if not options.webhook:
             if options.webhook_events:
                 raise InvalidRequest(
@@ -121,11 +113,7 @@ class WebhookPolicy:
 
 
 def check_address(target: Endpoint, allowed: Sequence[Network]) -> None:
-    """Check an address in the URL. A name is looked up when the webhook is sent.
-
-    Raises:
-        InvalidRequest: webhooks cannot be sent to it.
-    """
+    """Check an address in the URL, not yet a name; raise InvalidRequest if it is refused."""
     if target.literal is not None and not may_reach(target.literal, allowed):
         raise _wrong(
             f"{target.host[:64]} is an address of a private or reserved network",

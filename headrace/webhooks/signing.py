@@ -32,11 +32,7 @@ def written(secret: bytes) -> str:
 
 
 def read_secret(text: str) -> bytes:
-    """Return the bytes of a secret.
-
-    Raises:
-        ValueError: the text is not a secret; the message does not repeat it.
-    """
+    """Return the bytes of a secret; raise ValueError, which does not repeat it, for other text."""
     try:
         found = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
@@ -50,12 +46,7 @@ def read_secret(text: str) -> bytes:
 
 
 def secrets_of(texts: Sequence[str], key_id: str = "") -> list[bytes]:
-    """Return the secrets that sign the webhooks of an API key, the newest first.
-
-    Args:
-        texts: the server's secrets.
-        key_id: the API key that owns the job; "" uses the server's secrets.
-    """
+    """Return the secrets that sign an API key's webhooks, or with "" the server's, newest first."""
     server = [read_secret(text) for text in texts]
     if not key_id:
         return server

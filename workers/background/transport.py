@@ -67,11 +67,7 @@ class QoS(kombu_redis.QoS):
         self._settle(delivery_tag, requeue=requeue)
 
     def settle_again(self) -> None:
-        """Record the ends of tasks that could not be recorded before.
-
-        Raises:
-            redis.RedisError: Redis still does not answer, or refuses.
-        """
+        """Record ends of tasks that could not be recorded; raise RedisError if that still fails."""
         while self._unsettled:
             tag, requeue = next(iter(self._unsettled.items()))
             self._record(tag, requeue)
@@ -117,11 +113,7 @@ class _Moving:
     active_queues: Any
 
     def call(self, name: str, *arguments: str | bytes | int) -> Any:
-        """Call a script of background/ for this worker.
-
-        Raises:
-            redis.RedisError: Redis does not answer, or refuses.
-        """
+        """Call a script of background/ for this worker; raise RedisError if Redis refuses."""
         with self.conn_or_acquire() as client:
             return call_script(
                 client, script(f"background/{name}").call([], self.owner, *arguments)

@@ -32,10 +32,7 @@ _CHORD: Final = "headrace.chord"
 
 @CelerySignature.register_type(name=_CHORD)
 class NamedChord(celery_chord):
-    """A chord whose header has the chord's own id, where Celery's own draws a random id.
-
-    In a message it is a plain chord.
-    """
+    """A chord whose header has the chord's id, not a random one; a plain chord in a message."""
 
     @property  # type: ignore[explicit-override] # it overrides a descriptor
     def subtask_type(self) -> str:

@@ -143,11 +143,7 @@ class CanvasNotifier:
 
 
 def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress) -> Settlement:
-    """Send the callbacks of an ended job; return the settlement to send next.
-
-    Raises:
-        Malformed, TRY_AGAIN, ChordBusy: try again.
-    """
+    """Send the callbacks of an ended job; return its settlement. After an error try again."""
     job, settlement = end
     canvas = job.canvas
     verdict = sender.begin(job.id, job.token)
@@ -176,11 +172,7 @@ def send_end(end: UnsentCallbacks, sender: CanvasSender, progress: SendProgress)
 
 
 def send_orphaned(entry: OrphanedEnd, sender: CanvasSender, progress: SendProgress) -> None:
-    """Send the callbacks of a job that a script has ended; scripts cannot read signatures.
-
-    Raises:
-        Malformed, TRY_AGAIN, ChordBusy: try again.
-    """
+    """Send callbacks of a job that a script, which reads none, has ended; on error try again."""
     length, _, rest = entry.entry.partition(b":")
     canvas = read_canvas(rest[int(length) :]) if length.isdigit() else None
     if canvas is not None:

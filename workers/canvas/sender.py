@@ -115,12 +115,7 @@ class CanvasSender:
             pipe.execute()
 
     def send(self, canvas: Canvas, outcome: CanvasOutcome, progress: SendProgress) -> None:
-        """Send the tasks that a success starts: the callbacks, then the next in the chain.
-
-        Raises:
-            Malformed: they can never be sent.
-            TRY_AGAIN: they cannot be sent now.
-        """
+        """Send callbacks and the chain's next; raise Malformed if it never works, or TRY_AGAIN."""
         if progress.children is not None or outcome.state != SUCCESS:
             return
         family = {"parent_id": canvas.id, "root_id": canvas.root_id}
@@ -239,11 +234,7 @@ class CanvasSender:
 
 
 def value_of(result: bytes) -> Any:
-    """Return a result's JSON text as `.get()` returns it: kombu's forms become bytes.
-
-    Raises:
-        Malformed: it looks like a form of kombu's, but is invalid.
-    """
+    """Return JSON text as `.get()` returns it, kombu's forms as bytes; or raise Malformed."""
     try:
         return kombu_json.loads(result.decode())
     except (ValueError, TypeError, LookupError, RecursionError) as error:

@@ -40,11 +40,7 @@ CONTROL_QUEUE: Final = "headrace:control"
 
 
 def create_app(settings: Settings, catalog: Catalog) -> Celery:
-    """Return the Celery app of a deployment's workers.
-
-    Raises:
-        ConfigError: `redis_url` is not set.
-    """
+    """Return the Celery app of a deployment's workers; raise ConfigError without `redis_url`."""
     url = settings.needed_redis_url("a worker")
     target = celery_url(url)
     app = Celery("headrace", broker=target.url, backend=target.url, set_as_current=False)

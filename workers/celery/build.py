@@ -63,11 +63,7 @@ def _exits_on_mistakes() -> Iterator[None]:
 
 @_exits_on_mistakes()
 def build_consumer(worker: Any, settings: Settings, catalog: Catalog, redis_url: str) -> Consumer:
-    """Return the consumer of a worker, not yet running.
-
-    Raises:
-        SystemExit: the payload stores or an extension are misconfigured.
-    """
+    """Return a worker's consumer, not yet running; raise SystemExit for a wrong configuration."""
     owner = os.environ.get("HEADRACE_INCARNATION") or f"{worker.hostname}-{secrets.token_hex(4)}"
     gpus = GpuMetrics(os.environ)
     builder = ModelBuilder(catalog, settings, os.environ, owner, gpus.read())

@@ -171,11 +171,7 @@ class PatientConsumer(Consumer):
 
     @override
     def connect(self) -> Any:
-        """Connect, and let the event loop read the connection.
-
-        Raises:
-            redis.ConnectionError: the connection is lost, or the server refuses a write.
-        """
+        """Connect, and let the event loop read the connection; or raise ConnectionError."""
         # As Celery has it, but for the close.
         connection = self.connection_for_read(heartbeat=self.amqheartbeat)
         try:

@@ -57,10 +57,7 @@ def built_on_demand(module: str, build: Callable[[], Celery]) -> Callable[[str],
 
 
 def common_conf(target: CeleryUrl, queue: str, transport: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a worker that runs as long as its deployment.
-
-    `queue` is the worker's own queue, after which kombu's keys are named.
-    """
+    """Return the configuration of a lasting worker; kombu's keys are named after `queue`."""
     return {
         "accept_content": ["json"],
         # Retry for ever, as our own connections do: the models stay loaded meanwhile.
@@ -156,10 +153,7 @@ def _refusal(why: str) -> Callable[..., dict[str, str]]:
 
 
 def log_as(component: str, settings: Settings) -> None:
-    """Set up our logs when Celery sets up its own; `component` is the `part` field of each line.
-
-    The lower of our level and Celery's (`-l debug`) applies.
-    """
+    """Set up our logs with Celery's, at the lower level; `component` is the `part` of each line."""
 
     def set_up(loglevel: int | None = None, **_: Any) -> None:
         own = logs.level_number(settings.log_level)

@@ -60,11 +60,7 @@ class Abort(TaskAbort):  # type: ignore[misc] # Flower has no types
 
     @authenticated
     async def post(self, taskid: str) -> None:
-        """Refuse.
-
-        Raises:
-            HTTPError: always.
-        """
+        """Refuse with an HTTPError."""
         raise HTTPError(403, f"jobs cannot be aborted: POST /api/task/revoke/{taskid} cancels one")
 
 

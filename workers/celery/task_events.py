@@ -119,10 +119,7 @@ class Revoked(TaskEvent, tag="task-revoked"):
 
 
 def result_text(meta: bytes, content_type: str) -> str:
-    """Return the beginning of a result's JSON, or the type and size of a result that is not JSON.
-
-    `meta` is empty if the client ignores results.
-    """
+    """Return the beginning of a result's JSON, else its type and size; `meta` may be empty."""
     if not meta:
         return ""
     raw = memoryview(read_meta(meta).result)

@@ -44,11 +44,7 @@ CLOSE_MAX_S: Final = 2.0
 
 @dataclass(slots=True)
 class _Transfer:
-    """One payload to move.
-
-    Attributes:
-        result: the result to store; None if the input must be fetched.
-    """
+    """One payload to move; `result` is the one to store, None if the input must be fetched."""
 
     model: ServedModel
     job: LeasedJob
@@ -131,11 +127,7 @@ class PayloadTransfer:
         return None
 
     def _moved(self, task: _Transfer) -> TransferOutcome:
-        """Fetch or store the payload of a job.
-
-        Raises:
-            StoreError, BrokerError: try it again.
-        """
+        """Fetch or store the payload of a job; a StoreError or BrokerError means: try it again."""
         job, result = task.job, task.result
         try:
             if result is None:

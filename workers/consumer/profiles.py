@@ -74,12 +74,7 @@ class Profiles:
         return self._threads.fileno()
 
     def changed(self, newest: bytes | None, models: Iterable[ServedModel]) -> None:
-        """Look for requests if the newest is another than before.
-
-        Args:
-            newest: the third part of the reply to `READ_CHANGES`.
-            models: what this worker serves.
-        """
+        """Look for requests if `newest`, the third part of READ_CHANGES, is not as before."""
         if not newest or newest == self._seen:
             return
         ready = frozenset(

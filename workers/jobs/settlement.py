@@ -218,10 +218,7 @@ def succeeded(
 def stored(
     job: LeasedJob, ref: str, length: int, content_type: str, batch: Arg, run: Run, done: str = ""
 ) -> Settlement:
-    """End a job with a result of `length` bytes that the payload store keeps under `ref`.
-
-    The Celery result then holds the size and the URL of the result.
-    """
+    """End a job with a result of `length` bytes in the payload store; Celery's has its URL."""
     kind, _ = split_details(content_type)
     shown = {"size": length, "content_type": kind, "url": f"/api/v1/jobs/{job.id}/result"}
     meta = _meta(job, b"SUCCESS", _encode(shown), done=done)
@@ -324,11 +321,7 @@ def unfinished(job: LeasedJob, batch: Batch, now: float) -> Run:
 def read_message(
     job: LeasedJob, raw: bytes, model: str, queue: str, now_us: int
 ) -> Settlement | None:
-    """Read the message of a job of this model that was just claimed; set it and its callbacks.
-
-    Returns:
-        The settlement of a job that will not run now; else None.
-    """
+    """Read and set the message of a claimed job; return its settlement if it will not run now."""
     try:
         message = job.message = decode_message(raw)
     except InvalidRequest as error:

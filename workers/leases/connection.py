@@ -98,10 +98,7 @@ class PipelinedConnection(PooledConnection):
             raise
 
     def receive(self, commands: Sequence[Command]) -> list[Reply]:
-        """Return the replies to the oldest unanswered commands; block until all have come.
-
-        The error of a command is its reply.
-        """
+        """Return all replies, errors too, to the oldest unanswered commands; block until then."""
         if self._connection is None:
             raise RedisConnectionError("not connected")
         try:
@@ -194,11 +191,7 @@ class Outbox:
         self._connection.send([call.command for call in sent])
 
     def receive(self, now: float) -> float | None:
-        """Read the replies to the oldest write, and handle them.
-
-        Returns:
-            How many seconds they took; None if no write is unanswered.
-        """
+        """Handle the replies to the oldest write; return the seconds they took, or None."""
         if not self._in_flight:
             self._connection.more()  # readable without a pending call: the server has hung up
             return None

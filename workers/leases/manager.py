@@ -134,10 +134,7 @@ class WorkerObserver(Protocol):
 
 
 class LeaseManager:
-    """The leases of a worker, over a single connection.
-
-    `owner` is the name of this incarnation of the worker, written into each lease.
-    """
+    """A worker's leases over one connection; `owner`, its incarnation, is written into each."""
 
     def __init__(
         self,

@@ -70,11 +70,7 @@ class QueueNotifications(PooledConnection):
         self.unwatched.update(range(first, first + len(lists)))
 
     def connect(self) -> None:
-        """Connect, turn tracking on and subscribe.
-
-        Raises:
-            redis.RedisError, OSError: Redis does not answer.
-        """
+        """Connect, turn tracking on and subscribe; raise RedisError or OSError without Redis."""
         connection: Any = self._client.connection_pool.get_connection()
         try:
             set_push_handlers(connection, self._invalidated, self._published)
@@ -148,11 +144,7 @@ class QueueNotifications(PooledConnection):
         return self._read(0.0 if awaited else WATCH_MAX_S)
 
     def check_timeout(self, now: float) -> None:
-        """Check for an overdue reply, because a half-open connection reports no error.
-
-        Raises:
-            RedisTimeoutError: a reply is overdue; the connection is closed.
-        """
+        """Close, and raise RedisTimeoutError, if a reply is overdue: half-open connections hang."""
         if self._awaited and now >= self._requested_at + ANSWER_MAX_S:
             self.close()
             raise RedisTimeoutError(f"no queue's length in {ANSWER_MAX_S:g} s")

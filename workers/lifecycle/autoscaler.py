@@ -100,11 +100,7 @@ def load_of(model: ServedModel, now: float) -> Load:
 
 
 class Autoscaler:
-    """Decides on the replicas of one worker's models with `max_replicas`.
-
-    Args:
-        slots: the most batches that run at once on a device (`device_slots`); 0 is no limit.
-    """
+    """Decides on the replicas of one worker's models, with `slots` batches a device (0: any)."""
 
     def __init__(self, slots: int = 0) -> None:
         self._slots = slots
@@ -131,11 +127,7 @@ class Autoscaler:
             self._scales[version] = config, Scale(number)
 
     def check(self, models: Sequence[ServedModel], now: float) -> bool:
-        """Decide for those of these models that have the number that they should have.
-
-        Returns:
-            Whether a number has changed.
-        """
+        """Decide for models that have the number they should; return whether one has changed."""
         changed = False
         for model in models:
             version = version_of(model)

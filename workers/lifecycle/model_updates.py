@@ -123,10 +123,7 @@ class ModelUpdates:
     def follow(
         self, registered: Sequence[tuple[str, str, RegisteredConfig]], generation: int = 0
     ) -> None:
-        """Take what the registry has; `step` gets there.
-
-        A version with wrong options is served on as it is.
-        """
+        """Take the registry's state for `step`; a version with wrong options stays as it is."""
         self._generation = generation
         before, elsewhere = self._registered, self._elsewhere
         self._registered, self._elsewhere, self._problems = {}, {}, {}

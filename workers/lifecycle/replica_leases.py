@@ -101,11 +101,7 @@ class ReplicaLeases:
             self.load_failed(version)
 
     def request(self, now: float) -> tuple[list[Version], list[Arg]]:
-        """Return what renews the granted replicas, and takes or returns others.
-
-        Returns:
-            The versions, and their arguments of the script; `replied` takes the reply.
-        """
+        """Return what renews, takes and returns replicas: versions, and the script's arguments."""
         self.due = False
         if self._began_at is None:
             self._began_at = now

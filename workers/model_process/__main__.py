@@ -121,10 +121,7 @@ def main() -> None:
 def _become_ready(
     config: dict[str, Any], frames: Frames, profiler: Profiler, spans: Tracing | None
 ) -> BatchExecutor | None:
-    """Load and warm up the handler, and send `ready`; return its executor.
-
-    Send `failed` and return None if it cannot be loaded.
-    """
+    """Load and warm up the handler, send `ready`, return its executor; or send `failed`: None."""
     started = time.monotonic()
     try:
         executor, processes, variant = _load(config, frames)

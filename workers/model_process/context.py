@@ -39,10 +39,7 @@ TRACES: Final[ContextVar[Traces | None]] = ContextVar("headrace_traces", default
 
 
 def begin(tag: str, seq: int, traces: Traces | None) -> None:
-    """Set this thread's batch, for logs and traces.
-
-    `tag` is the prefix of this worker's batch names.
-    """
+    """Set this thread's batch, for logs and traces; `tag` begins this worker's batch names."""
     logs.LINE_FIELDS.set({"batch": batch_name(tag, seq)})
     TRACES.set(traces)
 

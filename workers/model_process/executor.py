@@ -292,11 +292,7 @@ class BatchExecutor:
             state.outcomes[place] = outcome
 
     def verbs(self, sub_batch: SubBatch) -> None:
-        """Run all verbs in turn.
-
-        Raises:
-            BaseException: whatever a verb raises.
-        """
+        """Run all verbs in turn; raise what they raise."""
         self.prepare(sub_batch)
         self.infer(sub_batch)
         self.finish(sub_batch)
@@ -457,11 +453,7 @@ def free_memory() -> None:
 
 
 def checked_list(values: Any, length: int, verb: str) -> list[Any]:
-    """Return what a verb returned, as a list.
-
-    Raises:
-        HandlerError: it is no list, tuple or array, or not of this length.
-    """
+    """Return what a verb returned as a list; raise HandlerError for others, or of other length."""
     try:
         listed = list(values) if _is_list(values) else None
     except TypeError:  # an array without dimensions

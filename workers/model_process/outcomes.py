@@ -216,10 +216,7 @@ def text_of(value: Any) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Return the error's traceback, without Headrace's own frames; "" if it has none.
-
-    The middle of a long traceback is left out.
-    """
+    """Return an error's traceback without our frames and a long middle; "" if it has none."""
     if error.__traceback__ is None:
         return ""
     try:

@@ -43,23 +43,14 @@ WARM_UP_ID: Final = "warm-up"
 
 
 def handler_of(config: dict[str, Any]) -> Handler:
-    """Return the handler that the init frame names, not yet initialised.
-
-    Raises:
-        Exception: whatever its import or its constructor raises.
-    """
+    """Return the handler that the init frame names, not yet initialised; raise what it raises."""
     loaded = load_handler(config["handler"], Path(config["model_dir"]))
     return loaded() if isinstance(loaded, type) else loaded
 
 
 @keeps_signal_stack()
 def initialize(load: Callable[[Context], Any], context: Context) -> None:
-    """Run the `initialize` of a handler, or its `initialize_preprocess`.
-
-    Raises:
-        ConfigError: it returned a coroutine, which loads nothing.
-        Exception: what it raises.
-    """
+    """Run `initialize` or `initialize_preprocess`; raise ConfigError if it returned a coroutine."""
     returned = load(context)
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
@@ -101,11 +92,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def pin_to_cores(environ: Mapping[str, str]) -> str:
-    """Pin this process to the cores that its worker has chosen; later threads inherit this.
-
-    Returns:
-        Why it is not pinned; "" if it is, or if it should not be.
-    """
+    """Pin this process and its later threads to its cores; return why that failed, or "" if not."""
     cpus = environ.get(CPUS_VARIABLE, "")
     if not cpus:
         return ""
@@ -190,11 +177,7 @@ def example_of(handler: Handler) -> Any:
 
 
 def as_sent(example: Any) -> tuple[bytes, bool]:
-    """Return the example as the JSON that a client would send, and whether it has bytes inside.
-
-    Raises:
-        ConfigError: a client cannot send it.
-    """
+    """Return the example as a client's JSON, and whether it has bytes; or raise ConfigError."""
     if isinstance(example, (bytes, bytearray, memoryview)):
         return binary_input(bytes(example), BINARY_TYPE), False
     try:

@@ -26,11 +26,7 @@ class ModelTensors:
     part: TensorPart
 
     def read(self, value: Any, content_type: str) -> Any:
-        """Return an input as the handler gets it: tensors and JSON as arrays.
-
-        Raises:
-            InvalidRequest: it cannot be read.
-        """
+        """Return an input as the handler gets it, as arrays; raise InvalidRequest if it is bad."""
         kind = content_type.partition(";")[0].strip().lower()
         if kind != TENSORS_TYPE and not is_json(kind):
             return value
@@ -56,11 +52,7 @@ class ModelTensors:
 
 
 def tensors_of(frame: Mapping[str, Any] | None) -> ModelTensors | None:
-    """Return the tensors that the init frame of a model process describes; None without any.
-
-    Raises:
-        ConfigError: no extension reads them.
-    """
+    """Return the tensors in an init frame, or None; raise ConfigError if nothing does."""
     if frame is None:
         return None
     part = next(iter(tensor_parts().values()), None)

@@ -77,11 +77,7 @@ def install_variant(
 
 
 def exportables_of(executor: BatchExecutor) -> Sequence[Exportable]:
-    """Return the modules that can be optimized, at least one.
-
-    Raises:
-        ConfigError: the handler names none.
-    """
+    """Return the modules that can be optimized; raise ConfigError if the handler names none."""
     offered = _offered(executor)
     if not offered:
         raise ConfigError(
@@ -214,11 +210,7 @@ def refusal(executor: BatchExecutor, item: Input) -> object:
 
 
 def samples(executor: BatchExecutor, exportable: Exportable, inputs: Sequence[Input]) -> Samples:
-    """Return the arguments with which the verbs call the module for inputs.
-
-    Raises:
-        ConfigError: they do not call it.
-    """
+    """Return the arguments with which the verbs call the module; raise ConfigError if none do."""
     from handlers.optimize.variants import Samples
 
     context = executor.context

@@ -39,12 +39,7 @@ _STEPS: Final = len(STEPS)
 
 
 class Place(NamedTuple):
-    """One list of a model.
-
-    Attributes:
-        queue: OWN or VERSION.
-        step: its priority, as an index of `headrace.redis.keys.STEPS`; 0 is the best.
-    """
+    """One list of a model: its queue, OWN or VERSION, and its priority's index in STEPS."""
 
     queue: int
     step: int
@@ -156,12 +151,7 @@ class Backlog:
         return sum(own_count + version_count for free, own_count, version_count in both if free)
 
     def notified(self, place: Place, now: float, *, workers: int, busy: bool) -> None:
-        """Note that a list has changed: a message may wait at this place.
-
-        Args:
-            workers: how many could take it, with this one.
-            busy: no replica is free for it.
-        """
+        """Note that a message may wait at this place, for one of `workers`; `busy`: all are."""
         queue = self.queues[place.queue]
         if workers <= 1 or not (busy or queue.vain >= VAIN_MAX):
             queue.pushed = workers > FEW_WORKERS

@@ -246,11 +246,7 @@ class Deadlines:
         return ended
 
     def expires_too_soon(self, job: LeasedJob, replicas: Sequence[Replica]) -> bool:
-        """End a job that will expire before a replica is free; watch any other job's `expires`.
-
-        Returns:
-            Whether the job has ended.
-        """
+        """End a job that expires before a replica is free, or watch it; return whether it ended."""
         if job.expires_at == NEVER:
             return False
         if job.expires_at < self._free_at(replicas, time.monotonic()):
@@ -333,11 +329,7 @@ class Deadlines:
 
 
 class PendingResult(NamedTuple):
-    """A result to store, and the settlement that names it.
-
-    Attributes:
-        result: JSON text, or the bytes of another result.
-    """
+    """A result to store, JSON text or bytes, and the settlement that names it."""
 
     job: LeasedJob
     settlement: Settlement
@@ -346,11 +338,7 @@ class PendingResult(NamedTuple):
 
 
 class TransferOutcome(NamedTuple):
-    """The outcome of a transfer.
-
-    Attributes:
-        retryable: whether the job may be tried again after this error.
-    """
+    """The outcome of a transfer; after a `retryable` error the job may be tried again."""
 
     job: LeasedJob
     body: bytes | None = None

@@ -56,10 +56,7 @@ NEWEST_WEIGHT: Final = 0.2
 
 
 class Life(StrEnum):
-    """How far a served model is.
-
-    A model that replaces another loads first; its predecessor retires when it serves.
-    """
+    """How far a served model is; one that replaces another loads first, then the other retires."""
 
     LOADING = "loading"
     SERVING = "serving"
@@ -247,10 +244,7 @@ class ServedModel:
         return self.takes_jobs or bool(offline_next) or self.batch_ends_in_s(now) > SHORT_BATCH_S
 
     def notified(self, place: Place, now: float, workers: int) -> None:
-        """Note that a list has changed, so that a message may wait there.
-
-        `workers` is how many there are.
-        """
+        """Note that a list has changed, for `workers` of them: a message may wait there."""
         self._backlog.notified(place, now, workers=workers, busy=not self.takes_jobs)
 
     def look_due(self, now: float) -> float:
@@ -640,11 +634,7 @@ class ServedModel:
             )
 
     def let_leave(self, replica: Replica, batch: Batch, now: float) -> bool:
-        """Let a job that has exceeded its timeout leave a generator, whose other jobs run on.
-
-        Returns:
-            Whether the process has time for that; else it hangs, or is no generator.
-        """
+        """Let a job beyond its timeout leave a generator; return whether the process has time."""
         (job, *_) = batch.jobs
         if not replica.continuous or job.dropped == TIMED_OUT:
             return False

@@ -61,10 +61,7 @@ class FailureLog:
         self._write_at = 0.0
 
     def settled(self, model: str, settlements: Sequence[Settlement], codes: Sequence[Any]) -> None:
-        """Log the jobs that have failed, and those that are tried again after an error.
-
-        `codes` are the replies of jobs/settle.lua.
-        """
+        """Log the jobs that failed, and those tried again after an error; `codes` by settle.lua."""
         for settlement, code in zip(settlements, codes, strict=True):
             if settlement.state == State.FAILED and int(code) in (SETTLED, POSTPONED):
                 self._settled(model, settlement, again=int(code) == POSTPONED)

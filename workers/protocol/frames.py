@@ -66,12 +66,7 @@ PieceRow = tuple[int, str, int, int, bytes, bytes]
 
 
 class Traces(NamedTuple):
-    """The traces of a batch.
-
-    Attributes:
-        jobs: the `traceparent` of each job that has a trace, by its id.
-        batch: the `traceparent` of the batch's span; "" without a span.
-    """
+    """The `traceparent` of each job of a batch that has one, and of the batch's span, or ""."""
 
     jobs: dict[str, str]
     batch: str = ""
@@ -304,12 +299,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Prepared(msgspec.Struct, frozen=True, array_like=True, tag="prepared"):
-    """What `preprocess` returned.
-
-    Attributes:
-        size: the bytes of its arrays.
-        packed: the rest, as `shared_memory` packs it.
-    """
+    """What `preprocess` returned: the bytes of its arrays, and the rest, packed."""
 
     size: int
     packed: Any
@@ -360,21 +350,13 @@ class FrameSocket(Generic[Sent, Received]):
         return self._sock.fileno()
 
     def send(self, frame: Sent) -> None:
-        """Send a frame; block until it is written.
-
-        Raises:
-            OSError: the other end is gone.
-        """
+        """Send a frame; block until it is written. Raise OSError if the other end is gone."""
         payload = _encoder.encode(frame)
         with self._sending:
             self._sock.sendall(_LENGTH.pack(len(payload)) + payload)
 
     def receive(self) -> list[Received]:
-        """Read once and return the complete frames; block if there is nothing to read.
-
-        Raises:
-            EOFError: the other end is gone.
-        """
+        """Read once, or block if there is nothing; return whole frames, or raise EOFError."""
         try:
             chunk = self._sock.recv(_READ_BYTES)
         except ConnectionResetError:

@@ -34,11 +34,7 @@ _SHARE: Final = re.compile(r"(\d+)/(\d+)")
 
 
 class Core(NamedTuple):
-    """A physical core.
-
-    Attributes:
-        cpu: the logical CPU of its first hyper-thread that this process may use.
-    """
+    """A physical core; `cpu` is its first hyper-thread that this process may use."""
 
     node: int
     cpu: int

@@ -25,11 +25,7 @@ CAUSES_MAX: Final = 30
 
 
 class ReplicaHistory:
-    """The loads, losses and recycles of a model's replicas.
-
-    Args:
-        limit: how many lost replicas are restarted at once within `WINDOW_S`.
-    """
+    """The loads, losses and recycles of replicas; `limit` restarts at once within `WINDOW_S`."""
 
     def __init__(self, limit: int, stats: ModelStats) -> None:
         self.lost = self.recycled = 0

@@ -111,10 +111,7 @@ class Placement:
         )
 
     def used_mib(self, device: str, pids: list[int]) -> float:
-        """Return the memory that the processes of a replica have; 0 if it is not known.
-
-        On a GPU it is what the worker has measured last.
-        """
+        """Return the memory of a replica's processes, on a GPU as last measured; 0 if unknown."""
         if device == "cpu":
             return own_mib(pids)
         known = self.figures().gpu_processes

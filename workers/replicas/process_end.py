@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.protocol.frames import TRACE_SIGNAL
+from workers.replicas.cores import cgroup_folders
 
 #: A process gets these by what it did itself. Other signals may come from outside. The kernel, too,
 #: sends SIGKILL when memory is short, not always to the process that took the memory.
@@ -19,7 +20,6 @@ OWN_SIGNALS: Final = frozenset({
     signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP,
     signal.SIGSYS,
 })  # fmt: skip
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +81,10 @@ class OomKills:
 
 def _sources() -> list[Path]:
     """Return the files that may have the count, the best first."""
-    files = []
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            files.append(_CGROUPS / path.lstrip("/") / "memory.events")
-        elif "memory" in controllers.split(","):
-            files.append(_CGROUPS / "memory" / path.lstrip("/") / "memory.oom_control")
-            # A container often sees its own group as the root of the tree.
-            files.append(_CGROUPS / "memory" / "memory.oom_control")
-    return [*files, Path("/proc/vmstat")]
+    # A container often sees its own group as the root of the tree.
+    folders = cgroup_folders(controller="memory")
+    names = ("memory.events", "memory.oom_control")
+    return [*(folder / name for folder in folders for name in names), Path("/proc/vmstat")]
 
 
 def _count(source: Path) -> int | None:
@@ -129,11 +119,7 @@ class StackDump:
         return self._file.fileno()
 
     def request(self, pids: Iterable[int], now: float) -> bool:
-        """Signal the first of these processes; what the file gets from now on are their stacks.
-
-        Returns:
-            Whether any of them exists.
-        """
+        """Signal the first process to write its stacks, then the next; return if any exists."""
         self._from = self._seen = os.fstat(self.fileno()).st_size
         self._until = now + STACKS_S
         self._to_signal = list(pids)

@@ -290,11 +290,7 @@ class Replica:
         self._send(StartProfile(profile_id, kind, batches, seconds))
 
     def finished(self, seq: int, now: float) -> Batch | None:
-        """Remove a batch that the process has finished or returned; a staged one then runs.
-
-        Returns:
-            The batch; None if the process does not have it.
-        """
+        """Remove and return a batch that the process has ended, or None; a staged one then runs."""
         batch, staged = self.batch, self.staged
         if batch is not None and batch.seq == seq:
             self.batch, self.staged, self.idle_since = staged, None, now
@@ -374,11 +370,7 @@ class Replica:
         return f"The stacks of the process:\n{trace}\n{why}" if trace else why
 
     def hangs(self, batch: Batch, now: float) -> bool:
-        """Handle a batch that takes too long: the process and its helpers write their stacks.
-
-        Returns:
-            Whether the process must be given up now; else the batch's deadline is a little later.
-        """
+        """Have the processes of a late batch write their stacks; return whether to give up now."""
         if self._stacks is None or self.process is None:
             return True
         if not self.stacks_requested:

@@ -219,10 +219,7 @@ class _Device:
         return overdue | offline
 
     def rivals(self, model: ServedModel, now: float) -> tuple[list[str], list[str]]:
-        """Return the turns that other models want: those that online jobs share, and offline ones.
-
-        An overdue job shares the turns of online jobs.
-        """
+        """Return the turns that other models want: those of online or overdue jobs, and offline."""
         shared: list[str] = []
         offline: list[str] = []
         for name, other in self.models.items():

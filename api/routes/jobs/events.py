@@ -130,11 +130,7 @@ def end_id(ended_us: int) -> str:
 
 
 class EventSequence:
-    """The events of a job that a client has received, and those that are due.
-
-    Attributes:
-        held: a new queue position is held back, as the last was sent less than PLACE_S ago.
-    """
+    """A job's events; a position is `held` back if the last was sent less than PLACE_S ago."""
 
     def __init__(self, job_id: str, last_id: str) -> None:
         self._job_id = job_id

@@ -232,10 +232,7 @@ async def _submit(services: Services, request: ValidatedRequest, waiter: str) ->
 async def _earlier_job(
     services: Services, request: ValidatedRequest, error: HeadraceError
 ) -> AcceptedJob:
-    """Return the job of an earlier request where the input of its repeat cannot be stored.
-
-    Where no such job exists, it raises `error`.
-    """
+    """Return the job of an earlier request whose repeat cannot be stored; or raise `error`."""
     job = await services.queue.read(request.identity.job_id) if request.identity.chosen else None
     if job is None:
         raise error

@@ -39,9 +39,8 @@ from headrace.jobs.job import JobFailure
 from headrace.runs import api_calls
 from headrace.runs.checkpoint import Checkpoint, decode
 from headrace.runs.engine import Engine, row_of
-from headrace.runs.interfaces import Entry, Row
+from headrace.runs.interfaces import Entry, Row, RunSpec
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 
 T = TypeVar("T")
 

@@ -99,7 +99,7 @@ def run(
     """Run every input of a folder, file or bucket through a model; repeat it to resume."""
     from extensions.runs.offline import engine_for
     from extensions.runs.sources.options import SourceOptions
-    from headrace.runs.spec import BATCH_PRIORITY, RunSpec
+    from headrace.runs.interfaces import BATCH_PRIORITY, RunSpec
 
     job_options: Any = options.checked_options({
         "priority": 0 if online else BATCH_PRIORITY, "timeout": job_timeout,

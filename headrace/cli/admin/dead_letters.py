@@ -159,11 +159,7 @@ def purge(
 
 
 def _selected(ids: Sequence[str] | None, *, every: bool) -> list[str] | None:
-    """Return the given ids without duplicates; None for all.
-
-    Raises:
-        typer.BadParameter: there are neither ids nor --all, or both.
-    """
+    """Return the ids once each, or None for --all; raise BadParameter unless one is given."""
     if bool(ids) == every:
         problem = "--all cannot be combined with ids" if every else "give ids, or --all"
         raise typer.BadParameter(problem, param_hint="ID...")

@@ -128,11 +128,7 @@ def revoke(
 
 
 def _seconds(text: str | None, flag: str, *, least: int = 0) -> float:
-    """Parse a duration to seconds; return 0 for None.
-
-    Raises:
-        typer.BadParameter: the text is not a duration, or is less than `least` seconds.
-    """
+    """Parse a duration to seconds, None to 0; raise BadParameter for others, or below `least`."""
     if text is None:
         return 0.0
     duration_s = parsed_seconds(text) if len(text) <= _DURATION_CHARS else None

@@ -348,11 +348,7 @@ def _shares(found: ModelTraffic) -> list[tuple[str, str]]:
 
 
 def _replicas(text: str, *, total: bool) -> int | str:
-    """Return the number of replicas, or "auto".
-
-    Raises:
-        InvalidRequest: the text is neither.
-    """
+    """Return the number of replicas, or "auto"; raise InvalidRequest for other text."""
     if text == "auto" and not total:
         return text
     if not text.isascii() or not text.isdecimal():
@@ -381,11 +377,7 @@ def _options(given: Iterable[str]) -> dict[str, Any]:
 
 
 def _print(done: Registration, *, as_json: bool) -> None:
-    """Print a model after a change.
-
-    Raises:
-        Exit: the change was waited for, and is not served.
-    """
+    """Print a model after a change; raise Exit if the change was waited for, and is not served."""
     if as_json:
         output.json_line(done)
     else:
@@ -401,11 +393,7 @@ def _print(done: Registration, *, as_json: bool) -> None:
 
 
 def _end(state: str, error: str | None) -> None:
-    """Report what a change with --wait has come to.
-
-    Raises:
-        Exit: the workers do not serve it.
-    """
+    """Report what a change with --wait has come to; raise Exit if the workers do not serve it."""
     if state == "failed":
         output.message(f"the workers cannot load it:\n{(error or '').rstrip()}")
         raise typer.Exit(ExitCode.FAILED)

@@ -82,11 +82,7 @@ def purge(
 
 
 def _named(client: Client, names: Sequence[str]) -> list[Queue | VersionQueue]:
-    """Return the queues with these names, of these models or versions, without duplicates.
-
-    Raises:
-        QueueNotFound: a queue does not exist.
-    """
+    """Return the queues with these names, each once; raise QueueNotFound if one does not exist."""
     queues = client.queues()
     by_name: dict[str, Queue | VersionQueue] = {}
     for queue in queues:

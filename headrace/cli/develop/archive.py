@@ -16,9 +16,8 @@ from headrace.cli.shared.output import json_text, message, printable
 from headrace.config.settings import Settings
 from headrace.errors import ConfigError
 from headrace.models.archive import Limits, unpack
-from headrace.models.explain import Explanation, explain
 from headrace.models.extension import PipelineArchive, pipeline_readers
-from headrace.models.pack import pack
+from headrace.models.pack import Explanation, explain, pack
 from headrace.models.source import digest_of
 from headrace.text import count, size
 
@@ -26,11 +25,7 @@ MODELS_FILE: Final = "models.yaml"
 
 
 def pack_folder(folder: Path, output: Path, settings: Settings, *, force: bool) -> None:
-    """Pack a model's folder; print the archive's digest.
-
-    Raises:
-        ConfigError: the folder is no model, or the archive cannot be written.
-    """
+    """Pack a model's folder, and print the archive's digest; raise ConfigError if that fails."""
     limits = Limits(total_bytes=settings.model_limit_bytes)
     members = pack(folder, output, limits, force=force)
     message(f"packed {count(len(members), 'file')}, {size(output.stat().st_size)}")
@@ -78,11 +73,7 @@ def _workflow(path: Path, settings: Settings) -> Iterator[tuple[PipelineArchive,
 
 
 def check(path: Path, settings: Settings, *, as_json: bool) -> ExitCode:
-    """Print what an archive is and what is wrong with it; return the exit code.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Print what an archive is, and what is wrong; return the exit code, or raise ConfigError."""
     if path.suffix.lower() in pipeline_readers():
         with _workflow(path, settings) as (workflow, _):
             if as_json:

@@ -126,11 +126,7 @@ def worst(results: Iterable[CheckResult]) -> CheckResult:
 
 
 def run_checks(deployment: Deployment, checks: Sequence[Check]) -> Iterator[CheckRun]:
-    """Run the checks in their order; background checks run while the others run.
-
-    Yields:
-        A result for each check in their order; those of background checks come last.
-    """
+    """Run the checks, some in the background; yield results in order, background ones last."""
     background = [_CheckThread(deployment, check) for check in checks if check.background]
     for check in checks:
         if not check.background:

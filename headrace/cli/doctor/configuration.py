@@ -203,11 +203,7 @@ def _handler_problem(spec: HandlerReference, base_dir: Path) -> str | None:
 
 
 def _module_file(dotted: str) -> Path | None:
-    """Return the file of a module without importing its packages.
-
-    Raises:
-        ModuleNotFoundError: the module does not exist.
-    """
+    """Return a module's file without importing its packages; raise ModuleNotFoundError for none."""
     ours = [str(server_root())]
     users = [*(entry for entry in sys.path if entry not in ours), os.getcwd()]
     # As in a model process: the user's module wins, also in a folder with the name of one of ours.

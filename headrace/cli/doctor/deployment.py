@@ -86,11 +86,7 @@ class Deployment:
 
     @read_once
     def read_settings(self) -> Settings:
-        """Return the settings.
-
-        Raises:
-            ConfigError: the settings are invalid.
-        """
+        """Return the settings; raise ConfigError if they are invalid."""
         models = self._models
         overrides: dict[str, object] = {"redis_url": self._redis_url}
         if models is None and not self.environ.get("HEADRACE_MODELS_FILE"):
@@ -110,11 +106,7 @@ class Deployment:
 
     @read_once
     def read_catalog(self) -> Catalog:
-        """Return the models file.
-
-        Raises:
-            ConfigError: the models file is invalid.
-        """
+        """Return the models file; raise ConfigError if it is invalid."""
         return load_catalog(self.settings.models_file, timeout_s=self.settings.timeout_s)
 
     @property
@@ -194,11 +186,7 @@ class Deployment:
         return found
 
     def configured(self, name: str) -> str:
-        """Return one value of the server's configuration.
-
-        Raises:
-            CheckSkipped: CONFIG GET is not allowed, or the server has no such value.
-        """
+        """Return a value of the server's configuration; raise CheckSkipped if it cannot be had."""
 
         def read() -> str:
             try:

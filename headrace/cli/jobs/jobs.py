@@ -155,11 +155,7 @@ class Status(StrEnum):
 
 
 def since(text: str) -> datetime:
-    """Parse a time: RFC 3339, or how long ago (`90s`, `15m`, `2h`, `3d`).
-
-    Raises:
-        typer.BadParameter: the text is neither.
-    """
+    """Parse RFC 3339, or how long ago (`90s`, `15m`, `2h`, `3d`); raise BadParameter if neither."""
     try:
         ago_s = parsed_seconds(text)
         if ago_s is not None:

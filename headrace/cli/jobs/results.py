@@ -116,11 +116,7 @@ def _deliver(client: Client, job: Job, target: Path | None, *, alone: bool) -> N
 
 
 def print_result(value: object, what: str = "the result") -> None:
-    """Print the result or the input of a single job on standard output.
-
-    Raises:
-        typer.Exit: it is binary, and standard output is a terminal.
-    """
+    """Print the result or the input of a job; raise Exit if it is binary, for a terminal."""
     if isinstance(value, bytes):
         output.binary(value, what)
     elif isinstance(value, str):
@@ -135,11 +131,7 @@ def _store(job: Job, value: object, target: Path) -> None:
 
 
 def _write(path: Path, value: object) -> None:
-    """Write a value to a file atomically.
-
-    Raises:
-        errors.ConfigError: the file cannot be written.
-    """
+    """Write a value to a file atomically; raise ConfigError if the file cannot be written."""
     if isinstance(value, bytes):
         data = value
     else:

@@ -189,11 +189,7 @@ class _Run:
             self.client.session.on_waiting = self._show_waiting
 
     def go(self) -> ExitCode:
-        """Run the command to its end, also after an interrupt.
-
-        Raises:
-            HeadraceError: no job was submitted.
-        """
+        """Run to the end, also after an interrupt; raise HeadraceError if no job was submitted."""
         stops = InterruptHandler(self.timeout_s)
         with stops:
             try:
@@ -418,11 +414,7 @@ def _print_ids(ids: list[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """An input that the client has taken.
-
-    Attributes:
-        place: its index among all inputs, from 0.
-    """
+    """An input that the client has taken; `place` is its index among all inputs, from 0."""
 
     place: int
     key: str

@@ -21,23 +21,16 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+_UNKNOWN_ID: Final = (
+    errors.JobNotFound, errors.LetterNotFound, errors.ProfileNotFound, errors.RunNotFound,
+    errors.WorkerNotFound,
+)  # fmt: skip
+_UNREACHABLE: Final = (errors.BrokerError, errors.ServerUnreachable, errors.UnexpectedAnswer)
 #: The first match counts.
 _BY_CLASS: Final = (
-    (
-        (
-            errors.JobNotFound,
-            errors.LetterNotFound,
-            errors.ProfileNotFound,
-            errors.RunNotFound,
-            errors.WorkerNotFound,
-        ),
-        ExitCode.UNKNOWN_ID,
-    ),
+    (_UNKNOWN_ID, ExitCode.UNKNOWN_ID),
     ((errors.ConfigError, errors.RequestError), ExitCode.USAGE),
-    (
-        (errors.BrokerError, errors.ServerUnreachable, errors.UnexpectedAnswer),
-        ExitCode.UNREACHABLE,
-    ),
+    (_UNREACHABLE, ExitCode.UNREACHABLE),
     ((errors.WaitTimeout,), ExitCode.TIMED_OUT),
 )
 

@@ -218,10 +218,7 @@ def _files(argument: str) -> Iterator[Path | OSError]:
 
 
 def _walk(folder: Path) -> Iterator[Path | OSError]:
-    """Yield all files below a folder, without hidden files and links to folders.
-
-    A folder that cannot be read yields its error.
-    """
+    """Yield the files below a folder, not hidden ones or linked folders; the error of a bad one."""
     try:
         with os.scandir(folder) as entries:
             visible = (Path(entry) for entry in entries if not entry.name.startswith("."))

@@ -30,12 +30,7 @@ class TimeUp(BaseException):
 
 
 def stop_reason(error: BaseException, written: str) -> tuple[ExitCode, str]:
-    """Return the exit code for what ended a command early, and the reason in words.
-
-    Args:
-        error: what ended the command; an OSError is of writing.
-        written: what the command writes.
-    """
+    """Return the exit code and the reason for an error; an OSError is of writing `written`."""
     if isinstance(error, HeadraceError):
         return exit_code(error), error_text(error)
     if isinstance(error, OSError):

@@ -214,11 +214,7 @@ def refuse_before_subcommand(ctx: typer.Context) -> None:
 
 
 def checked_id(job_id: str | None) -> str | None:
-    """Return a job's id after checking it.
-
-    Raises:
-        typer.BadParameter: it is not a valid id.
-    """
+    """Return a job's id after checking it; raise typer.BadParameter if it is not a valid id."""
     if job_id is not None:
         try:
             check_id(job_id)
@@ -228,11 +224,7 @@ def checked_id(job_id: str | None) -> str | None:
 
 
 def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that are set, checked once before many jobs are submitted.
-
-    Raises:
-        typer.BadParameter: the server would refuse a value.
-    """
+    """Return the options that are set, checked once for many; raise BadParameter if refused."""
     set_options = {name: value for name, value in options.items() if value is not None}
     for name, value in set_options.items():
         try:
@@ -245,11 +237,7 @@ def checked_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parameters(given: list[str] | None) -> dict[str, Any]:
-    """Return the values of --param, as text; the server converts them.
-
-    Raises:
-        typer.BadParameter: one has no `=`, or a name is given twice.
-    """
+    """Return the values of --param as text; raise BadParameter for one without `=`, or twice."""
     found: dict[str, Any] = {}
     for text in given or ():
         name, equals, value = text.partition("=")
@@ -262,11 +250,7 @@ def parameters(given: list[str] | None) -> dict[str, Any]:
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:
-    """Parse the JSON object of --metadata.
-
-    Raises:
-        typer.BadParameter: it is not a JSON object, or is larger than METADATA_MAX_BYTES.
-    """
+    """Parse the JSON object of --metadata; raise BadParameter for other or large JSON."""
     if text is None:
         return None
     try:

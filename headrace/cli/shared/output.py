@@ -78,11 +78,7 @@ def json_line(value: object) -> None:
 
 
 def line(text: str, *, styled: bool = False) -> None:
-    """Print a line on standard output.
-
-    Args:
-        styled: it has escapes for colours, and no other control characters.
-    """
+    """Print a line on standard output; a `styled` one has escapes for colours."""
     write_text(f"{text}\n", styled=styled)
 
 
@@ -207,11 +203,7 @@ def error_line(error: BaseException) -> str:
 
 
 def binary(data: bytes, name: str) -> None:
-    """Write bytes to standard output, unless it is a terminal.
-
-    Raises:
-        typer.Exit: standard output is a terminal.
-    """
+    """Write bytes to standard output; raise Exit if it is a terminal."""
     if sys.stdout.isatty():
         import typer
 

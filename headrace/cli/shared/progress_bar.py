@@ -20,11 +20,7 @@ _RATE_OVER_S: Final = 20
 
 
 class Bar:
-    """Shows progress on a terminal; does nothing elsewhere, or if `quiet`.
-
-    Args:
-        count: returns the total, or None if it is unknown; called only if a bar is shown.
-    """
+    """Shows progress on a terminal unless `quiet`; `count` returns the total, None if unknown."""
 
     def __init__(self, name: str, count: Callable[[], int | None], *, quiet: bool) -> None:
         self.ended = self.failed = 0

@@ -69,12 +69,7 @@ class JobEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerEvent(NamedTuple):
-    """An event as the server sends it.
-
-    Attributes:
-        event_id: as `last_event_id` it resumes the events after this one.
-        data: its JSON; of a JSON array an object with the array as `items`.
-    """
+    """An event as the server sends it; `event_id` resumes behind it, `items` is a JSON array."""
 
     name: str
     event_id: str
@@ -96,11 +91,7 @@ class Parser:
         self._fields: dict[str, str] = {}
 
     def feed(self, chunk: bytes) -> list[ServerEvent]:
-        """Add bytes and return the events that are complete.
-
-        Raises:
-            UnexpectedAnswer: it is not a stream of events with JSON.
-        """
+        """Add bytes, return the complete events; raise UnexpectedAnswer if they have no JSON."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LINE_MAX_BYTES:
             raise UnexpectedAnswer("a line of the event stream does not end")

@@ -24,12 +24,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Proxy(NamedTuple):
-    """A proxy of the environment.
-
-    Attributes:
-        url: its URL, perhaps with a password.
-        variable: the variable that names it.
-    """
+    """A proxy of the environment: its URL, perhaps with a password, and the variable."""
 
     url: str
     variable: str
@@ -42,11 +37,7 @@ class Proxy(NamedTuple):
 
 
 def proxy_for(server: str) -> Proxy | None:
-    """Return the proxy for a server; None if it is reached directly.
-
-    Raises:
-        InvalidRequest: the proxy cannot be used.
-    """
+    """Return the proxy for a server, None for none; raise InvalidRequest if it cannot be used."""
     parts = urlsplit(server)
     host = (parts.hostname or "").rstrip(".")
     if _is_here(host) or _is_excepted(host, parts):

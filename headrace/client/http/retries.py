@@ -133,11 +133,7 @@ def retry_after_s(answer: HttpResponse) -> float | None:
 
 
 def decoded(answer: HttpResponse, shape: type[T]) -> T:
-    """Decode the JSON of an answer.
-
-    Raises:
-        UnexpectedAnswer: the JSON does not have this shape.
-    """
+    """Decode the JSON of an answer; raise UnexpectedAnswer if it does not have this shape."""
     try:
         return msgspec.json.decode(answer.body, type=shape)
     except msgspec.DecodeError as error:

@@ -140,11 +140,7 @@ class ClientBase:
             reply = await self._perform(action)
 
     async def _advance(self, stream: Stream[T], opened: list[EventReader]) -> list[T] | None:
-        """Run a stream up to its next items; return None at its end.
-
-        Args:
-            opened: receives what the stream opens, because the caller may stop early.
-        """
+        """Run a stream, noting what it has `opened`, up to its next items; None at its end."""
         reply: object = None
         while True:
             try:
@@ -321,11 +317,7 @@ def _trust(ca_file: str | os.PathLike[str]) -> ssl.SSLContext:
 
 
 def session_for(url: str | None, retry_s: float) -> Session:
-    """Return the session for an address.
-
-    Raises:
-        InvalidRequest: the address is invalid.
-    """
+    """Return the session for an address; raise InvalidRequest if the address is invalid."""
     address = url or os.environ.get(ENV_URL) or DEFAULT_URL
     problem = "it must begin with http:// or https://"
     try:

@@ -39,11 +39,7 @@ class TextSpan(NamedTuple):
 
 
 def parse_path(text: str) -> tuple[Step, ...]:
-    """Parse a path.
-
-    Raises:
-        ValueError: it is malformed; the message has examples.
-    """
+    """Parse a path; raise ValueError with examples if it is malformed."""
     if not _PATH.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a path; write names and indices, such as crops[*].image or [0]"

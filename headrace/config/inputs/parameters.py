@@ -101,11 +101,7 @@ class Parameter(
         return {"type": self.type, **schema}
 
     def checked(self, value: object) -> Scalar:
-        """Return a value by its type; text is converted.
-
-        Raises:
-            ValueError: it is not a value of this parameter.
-        """
+        """Return a value by its type, text converted; raise ValueError if it does not fit."""
         converted = _converted(self.type, value)
         if converted is None or (self.enum is not None and converted not in self.enum):
             raise ValueError
@@ -145,11 +141,7 @@ def _number(text: str) -> int | float | None:
 def check_parameters(
     declared: Mapping[str, Parameter], given: Mapping[str, Any], model: str
 ) -> dict[str, Any]:
-    """Return the given parameters by their types; null is as if it were not given.
-
-    Raises:
-        InvalidRequest: names each parameter that is unknown, missing or not valid.
-    """
+    """Return parameters by type, null as not given; raise InvalidRequest with each mistake."""
     found: dict[str, Any] = {}
     wrong = []
     for name, value in given.items():

@@ -54,11 +54,7 @@ _KEYS: Final = Needs.__struct_fields__
 
 
 def needs_of(config: ModelOptions | Needs, options: Mapping[str, Any] | None = None) -> Needs:
-    """Return what a model needs.
-
-    Args:
-        options: newer values of some of them; those that do not fit are ignored.
-    """
+    """Return what a model needs; newer values among `options` count, if they fit."""
     needs = msgspec.convert(config, Needs, from_attributes=True)
     known = {key: value for key, value in (options or {}).items() if key in _KEYS}
     try:

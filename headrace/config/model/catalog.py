@@ -45,12 +45,7 @@ _STAGE_NAME: Final = re.compile(STAGE_NAME_PATTERN)
 
 
 class Requirements(msgspec.Struct, frozen=True):
-    """The packages of one model.
-
-    Attributes:
-        file: its requirements.txt.
-        environments: the folder of the environments of all models.
-    """
+    """The packages of a model: its requirements.txt, and the folder of all environments."""
 
     file: str
     environments: str
@@ -114,10 +109,7 @@ class ModelConfig(ModelOptions, frozen=True, kw_only=True, forbid_unknown_fields
         return msgspec.structs.replace(asked, declared=False, inputs=None, outputs=None)
 
     def init_frame(self, folder: Path, device: str) -> dict[str, Any]:
-        """Return what a model process reads to load the handler.
-
-        `folder` is that of the models file; a model with a source has its own.
-        """
+        """Return what a model process reads to load the handler; `folder` is the models file's."""
         folder = Path(self.folder) if self.folder else folder
         # YAML reads a bare `on` as true.
         layout = self.channels_last
@@ -246,11 +238,7 @@ class Catalog:
                 yield name, text
 
     def get(self, name: str) -> ModelConfig:
-        """Return the model, or the pipeline as a model.
-
-        Raises:
-            ModelNotFound: neither exists; the hint lists all.
-        """
+        """Return a model, or a pipeline as one; raise ModelNotFound, which lists all, if none."""
         try:
             return self._addressed[name]
         except KeyError:
@@ -323,11 +311,7 @@ def load_catalog(path: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Catalog
 def read_model(
     name: str, options: Mapping[str, Any], folder: Path, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> ModelConfig:
-    """Return a model whose options do not come from a file, but are written as there.
-
-    Raises:
-        ConfigError: an option is wrong; the message has one line per mistake.
-    """
+    """Return a model with options written as in a file; raise ConfigError with each mistake."""
     document = Document(folder, {"models": {name: dict(options)}}, None)
     model = _read_model(document, name, folder, timeout_s)
     if model is None:

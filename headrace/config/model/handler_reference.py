@@ -69,11 +69,7 @@ class HandlerReference:
 
 
 def parse_handler(text: str) -> HandlerReference:
-    """Parse a `handler`.
-
-    Raises:
-        ConfigError: it has none of the forms.
-    """
+    """Parse a `handler`; raise ConfigError if it has none of the forms."""
     label = f"handler {text!r}"
     if extension := handler_extension(text):
         target, name = _split(text.removeprefix(f"{extension}:"))
@@ -107,11 +103,7 @@ def _refuse_other_files(label: str, target: str) -> None:
 
 
 def parse_factory(text: str, what: str) -> HandlerReference:
-    """Parse a name in a file or module: path/to/file.py:name or package.module:name.
-
-    Raises:
-        ConfigError: it has neither form.
-    """
+    """Parse path/to/file.py:name or package.module:name; raise ConfigError for any other form."""
     target, name = _split(text)
     label = f"{what} {text!r}"
     if not _is_dotted(name) or not (_is_path(target) or _is_dotted(target)):

@@ -144,11 +144,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(name: str, section: PipelineSection) -> PipelineConfig:
-    """Build a pipeline from its section and the defaults. The models are not checked.
-
-    Raises:
-        KeyProblem: it cannot run.
-    """
+    """Build a pipeline of a section and defaults, models unchecked; or raise KeyProblem."""
     if section.outputs is not None and section.outputs.enforce:
         raise KeyProblem(
             ("outputs", "enforce"),
@@ -338,11 +334,7 @@ class Pipeline:
         return {self._name: written}
 
     def yaml(self) -> str:
-        """Return the text for the models file.
-
-        Raises:
-            ValueError: the pipeline cannot run.
-        """
+        """Return the text for the models file; raise ValueError if the pipeline cannot run."""
         return yaml.safe_dump({"pipelines": self.section()}, sort_keys=False)
 
     def _add(self, name: str, written: dict[str, Any]) -> Pipeline:

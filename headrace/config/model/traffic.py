@@ -82,10 +82,7 @@ class Traffic(
         return Traffic(shadow=self.shadow, shadow_percent=self.shadow_percent)
 
     def among(self, known: Container[str]) -> Traffic | None:
-        """Return the traffic of these versions; None if nothing is left to decide.
-
-        The weight of a version that is not known is ignored.
-        """
+        """Return the traffic of these known versions; None if nothing is left to decide."""
         weights = {name: weight for name, weight in self.weights.items() if name in known}
         if not any(weights.values()):
             weights = {}
@@ -157,11 +154,7 @@ def known_parts(written: Any) -> Any:
 
 
 def read_traffic(value: object) -> Traffic:
-    """Return the traffic that is written in a models file.
-
-    Raises:
-        ValueError: something is wrong with it; the message has where and what.
-    """
+    """Return the traffic written in a models file; raise ValueError with what is wrong."""
     weights = value.get("weights") if isinstance(value, Mapping) else None
     weights = weights if isinstance(weights, Mapping) else {}
     numbers = [name for name in weights if not isinstance(name, str)]

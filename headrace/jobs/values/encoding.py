@@ -118,11 +118,7 @@ def kombu_bytes(body: bytes | str) -> bytes:
 
 
 def kombu_base64(text: bytes) -> str:
-    """Return the base64 of bytes in kombu's form.
-
-    Raises:
-        msgspec.MsgspecError: the text is not in that form.
-    """
+    """Return the base64 of bytes in kombu's form; raise MsgspecError for text in another form."""
     return _KOMBU_BYTES.decode(text).value
 
 
@@ -146,11 +142,7 @@ def binary_input(body: bytes, content_type: str) -> bytes:
 
 
 def loads(raw: bytes | msgspec.Raw) -> Any:
-    """Parse JSON, with the NaN and Infinity that Python's own json writes.
-
-    Raises:
-        InvalidRequest: it is not JSON.
-    """
+    """Parse JSON, with Python's NaN and Infinity; raise InvalidRequest if it is not JSON."""
     try:
         return msgspec.json.decode(raw)
     except (ValueError, RecursionError):
@@ -173,11 +165,7 @@ def parses(text: bytes) -> bool:
 
 
 def strict_json(text: bytes) -> bytes:
-    """Return JSON text that every parser reads, with `null` for NaN and Infinity.
-
-    Raises:
-        ValueError: Python's own parser cannot read it either.
-    """
+    """Return JSON for every parser, null for NaN and Infinity; raise ValueError for other text."""
     if parses(text):
         return text
     try:
@@ -187,11 +175,7 @@ def strict_json(text: bytes) -> bytes:
 
 
 def decode_payload(body: bytes, content_type: str, guard: Guard | None = None) -> tuple[Any, str]:
-    """Decode bytes that were not in a message, as `decode_input`; "" is the type of its JSON text.
-
-    Raises:
-        InvalidRequest: they do not match their type.
-    """
+    """Decode bytes outside of a message, of type "" for JSON text; or raise InvalidRequest."""
     kind = content_type.partition(";")[0].strip().lower()
     if not kind or is_json(kind):
         return decode_input(body, guard)
@@ -368,11 +352,7 @@ def _unbase64(text: object) -> bytes:
 
 
 def unbase64(text: str | bytes) -> bytes:
-    """Return the bytes of a base64 text: also of a data URL, URL-safe, wrapped or unpadded.
-
-    Raises:
-        InvalidRequest: it has another form.
-    """
+    """Return the bytes of base64: a data URL, URL-safe, wrapped or unpadded; or InvalidRequest."""
     plain = text.encode("utf-8", "replace") if isinstance(text, str) else text
     if data_url := _DATA_URL.match(plain):
         plain = unquote_to_bytes(plain[data_url.end() :])

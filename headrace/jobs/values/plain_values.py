@@ -28,11 +28,7 @@ _DECODERS: Final[dict[str, Callable[[Any], Any]]] = {
 
 
 def decode_celery_types(value: Any) -> Any:
-    """Return a parsed JSON value with such values in it, as a Celery worker gets it.
-
-    Raises:
-        InvalidRequest: one has another type, or cannot be read, or they are nested too deeply.
-    """
+    """Return a JSON value with such values as a Celery worker gets it; or raise InvalidRequest."""
     try:
         return _decoded(value)
     except RecursionError:
@@ -84,11 +80,7 @@ _PARENTS: Final[tuple[tuple[Any, Callable[[Any], Any]], ...]] = (
 
 
 def plain(value: Any) -> Any:
-    """Return a value that msgspec cannot encode as one that it can, or that has such values.
-
-    Raises:
-        TypeError: it has no form in JSON.
-    """
+    """Return a value that msgspec cannot encode in a form that it can; raise TypeError for none."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if _is_missing(value):
         return None

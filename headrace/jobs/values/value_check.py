@@ -35,12 +35,7 @@ _JSON: Final = "JSON"
 
 
 class SchemaProblem(Exception):
-    """A JSON Schema cannot be used.
-
-    Attributes:
-        where: the keys of the mistake in the schema.
-        text: what is wrong, and what to do.
-    """
+    """A JSON Schema cannot be used: at which keys (`where`), what is wrong, and what to do."""
 
     def __init__(self, where: Sequence[str | int], text: str) -> None:
         super().__init__(text)
@@ -70,22 +65,14 @@ class ValueCheck:
         self.expected = " or ".join([*names, *([] if schema is None else [_JSON])])
 
     def of_input(self, raw: bytes) -> list[FieldError]:
-        """Return the mistakes of an input in its wire form; bytes are not decoded.
-
-        Raises:
-            InvalidRequest: it cannot be decoded.
-        """
+        """Return the mistakes of an input in wire form, bytes as they are; or InvalidRequest."""
         head = binary_head(raw, 0)
         if head is not None and not _parsed(head[0]) and self.accepts(head[0]):
             return []
         return self.read(raw)[2]
 
     def of_payload(self, body: bytes, content_type: str) -> list[FieldError]:
-        """Return the mistakes of an input that its message does not carry; "" is JSON text.
-
-        Raises:
-            InvalidRequest: it cannot be decoded.
-        """
+        """Return the mistakes of a payload of a type, "" for JSON; or raise InvalidRequest."""
         if content_type and not _parsed(content_type):
             return self._of_value(b"", content_type, None)
         return self.read(body, content_type)[2] if content_type else self.of_input(body)
@@ -97,11 +84,7 @@ class ValueCheck:
         return self._of_value(b"", content_type, None)
 
     def read(self, raw: bytes, content_type: str = "") -> tuple[Any, str, list[FieldError]]:
-        """Return an input as the handler gets it, its content type, and its mistakes.
-
-        Raises:
-            InvalidRequest: it cannot be decoded.
-        """
+        """Return an input as the handler gets it, its type, and its mistakes; or InvalidRequest."""
         bounds = _Bounds()
         try:
             if content_type:
@@ -175,11 +158,7 @@ class ValueCheck:
 def _errors(
     validator: jsonschema_rs.Validator, value: Any, *, every: bool
 ) -> list[jsonschema_rs.ValidationError]:
-    """Return the validator's errors, or the first one only.
-
-    Raises:
-        ValueError: the value is not JSON.
-    """
+    """Return the validator's errors, or the first one; raise ValueError if it is not JSON."""
     import jsonschema_rs
 
     if every:
@@ -212,12 +191,7 @@ class _BeyondBoundsError(InvalidRequest):
 
 
 class _Bounds:
-    """Counts what a JSON text can hold at most, before it is parsed.
-
-    Attributes:
-        values: its values; characters in its text can raise the number.
-        brackets: its lists and objects, in the same way.
-    """
+    """Counts, before parsing, how many values and brackets a JSON text can have at most."""
 
     __slots__ = ("brackets", "values")
 

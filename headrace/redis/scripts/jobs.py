@@ -374,11 +374,7 @@ class CancelNotice(NamedTuple):
 
 
 def read_cancel_notices(message: bytes) -> list[CancelNotice]:
-    """Read a message on a worker's cancel channel.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
+    """Read a message on a worker's cancel channel; raise ValueError if it cannot be read."""
     values = iter(msgspec.msgpack.decode(message, type=list[str]))
     return [CancelNotice(*row) for row in zip(*[values] * _NOTICE_ROW, strict=True)]
 

@@ -68,11 +68,7 @@ def check(
     *,
     models: bool = False,
 ) -> str:
-    """Check one component, in the environment it was started in.
-
-    Raises:
-        ConfigError: the check needs Redis, of which no URL is known.
-    """
+    """Check a component in its environment; raise ConfigError if it lacks the URL of Redis."""
     if component == Component.API:
         return check_http("API", settings.host, settings.port, "/ready", tls=settings.tls)
     if component == Component.FLOWER:
@@ -117,11 +113,7 @@ def check_background(url: str) -> str:
 def check_workers(
     url: str, workers: int | None, environ: Mapping[str, str], *, models: bool = False
 ) -> str:
-    """Check that each worker of `headrace worker` on this host is alive.
-
-    Args:
-        models: each model that these workers serve must also have a loaded replica here.
-    """
+    """Check that each worker of this host lives; with `models`, also that its models are loaded."""
     from headrace.server.gpus import worker_devices
     from headrace.server.health.liveness import live_reports, node_name, unready_models
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import HeadraceError
-from headrace.server.supervisor.child_process import ChildProcess, ChildSpec
 from headrace.server.supervisor.console import Console
-from headrace.server.supervisor.supervisor import RestartPolicy, Supervisor
+from headrace.server.supervisor.supervisor import ChildProcess, ChildSpec, RestartPolicy, Supervisor
 from tests.harness.wait import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]

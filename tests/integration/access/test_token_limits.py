@@ -21,7 +21,7 @@ from headrace.client.offline import RunProgress
 from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from headrace.runs.engine import Engine
-from headrace.runs.spec import RunSpec
+from headrace.runs.interfaces import RunSpec
 from tests.extensions.openai.harness.batches import sdk
 from tests.harness.clients.access import ALL, bearer, http_as, make_key
 from tests.harness.servers.api_server import ApiServer, api_server

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.doctor import deployment as sites
-from headrace.cli.doctor import redis_durability
 from headrace.cli.doctor import redis_server as server
 from headrace.cli.doctor.check import CheckResult
 from headrace.cli.shared.exit_codes import ExitCode
@@ -226,9 +225,7 @@ def test_a_fork_that_took_long(own: RedisServer, monkeypatch: pytest.MonkeyPatch
     with own.client() as client:
         client.bgsave()
         verdict(found("redis-fork", own.url), "ok", "fork took")
-        monkeypatch.setattr(
-            redis_durability, "FORK_MS", -1.0
-        )  # a large server would be needed for real
+        monkeypatch.setattr(server, "FORK_MS", -1.0)  # a large server would be needed for real
         verdict(found("redis-fork", own.url), "warn", "blocks every job")
 
 
@@ -251,7 +248,7 @@ def test_a_disk_that_fills(own: RedisServer, monkeypatch: pytest.MonkeyPatch) ->
 @breaks("redis-host")
 def test_a_kernel_that_makes_forks_dear(own: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"overcommit_memory": "0", "enabled": "[always] madvise never"}
-    monkeypatch.setattr(redis_durability, "_kernel", lambda path: said[path.rpartition("/")[2]])
+    monkeypatch.setattr(server, "_kernel", lambda path: said[path.rpartition("/")[2]])
     verdict(found("redis-host", own.url), "warn", "overcommit_memory", "Huge Pages", "sysctl")
     said.update(overcommit_memory="1", enabled="always [madvise] never")
     verdict(found("redis-host", own.url), "ok")

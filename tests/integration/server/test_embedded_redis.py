@@ -20,8 +20,8 @@ import redis.exceptions
 from headrace.errors import ConfigError
 from headrace.redis.connection import connect
 from headrace.server import components, embedded_redis, state_dir
-from headrace.server.supervisor.child_process import ChildProcess
 from headrace.server.supervisor.proc import start_time_ticks
+from headrace.server.supervisor.supervisor import ChildProcess
 from tests.harness.servers.redis_servers import require
 from tests.harness.wait import wait_until
 

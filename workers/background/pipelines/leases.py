@@ -75,10 +75,7 @@ class PipelineQueue:
 
 
 class PipelineLeases:
-    """The leases of a background worker's pipeline jobs.
-
-    Every method raises BrokerError if Redis does not answer.
-    """
+    """The leases of a background worker's pipeline jobs; without Redis they raise BrokerError."""
 
     def __init__(self, jobs: JobQueue, settings: Settings, owner: str) -> None:
         self._jobs = jobs
@@ -110,11 +107,7 @@ class PipelineLeases:
         self._claim_lost = False
 
     async def claim(self, queue: PipelineQueue) -> tuple[int, Iterator[tuple[LeasedJob, bytes]]]:
-        """Claim jobs up to the queue's rooms.
-
-        Returns:
-            The claim's time by Redis' clock in microseconds, and each job with its raw message.
-        """
+        """Claim up to the queue's rooms; return Redis' time in us, and jobs with raw messages."""
         model, settings = queue.model, self._settings
         claim = job_scripts.claim(
             queue.name, model.name, model.version, queue.rooms,

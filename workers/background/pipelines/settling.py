@@ -43,11 +43,7 @@ _LATER: Final = (*TRY_AGAIN, ChordBusy, Malformed)
 
 
 async def success(jobs: StageJobs, execution: PipelineExecution, value: Value) -> Settlement:
-    """Return the settlement of an execution that has succeeded, and store a long result.
-
-    Raises:
-        HeadraceError: the result cannot be read or stored.
-    """
+    """Return the settlement of a success, and store a long result; or raise HeadraceError."""
     job, message = execution.job, execution.message
     run = _run(execution)
     if isinstance(value, BinaryValue):

@@ -184,11 +184,7 @@ class StageJobs:
     async def run_job(
         self, execution: PipelineExecution, stage: Stage, job_id: str, value: Value
     ) -> Job:
-        """Submit a stage's job, unless it exists, and wait for its end.
-
-        Raises:
-            HeadraceError: it can never be submitted.
-        """
+        """Submit a stage's job unless it exists, and await its end; or raise HeadraceError."""
 
         async def ended() -> Job:
             while True:
@@ -216,11 +212,7 @@ class StageJobs:
             await asyncio.sleep(delay_s)
 
     async def cancel(self, execution: PipelineExecution) -> dict[str, str]:
-        """Cancel the running jobs of stages; return the replies about ended ones, by id.
-
-        Raises:
-            PipelineLeaseLost: another worker has resumed the pipeline's job.
-        """
+        """Cancel stages' jobs; return the replies about ended ones, or raise PipelineLeaseLost."""
         job, over = execution.job, dict[str, str]()
         for chunk in pages_of(list(execution.running), VIEW_MAX_JOBS):
             replies = await self.patiently(

@@ -111,10 +111,7 @@ def stage_job_id(job_id: str, stage: str, n: int) -> str:
 async def read_previous(
     job_id: str, pipeline: PipelineConfig, note: bytes, view: View
 ) -> PreviousAttempt:
-    """Read what an earlier attempt has left, from the result backwards.
-
-    `note` has the saved states of its stages; it is empty without an earlier attempt.
-    """
+    """Read what an earlier attempt left, from the result backwards; `note` has saved states."""
     previous, wanted = PreviousAttempt(), set(pipeline.result)
     try:
         stages = STAGES.decode(note) if note else []

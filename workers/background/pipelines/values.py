@@ -65,11 +65,7 @@ Value = TextValue | BinaryValue | StoredValue | ExternalValue | ListValue | Obje
 
 
 def value_of(job: Job) -> Value:
-    """Return the result of a job that has succeeded.
-
-    Raises:
-        ValueError: the result is gone, or does not match the record.
-    """
+    """Return the result of a job that succeeded; raise ValueError if it is gone or differs."""
     if job.stored is not None:
         ref, size, kind = job.stored
         kind, _ = split_details(kind)

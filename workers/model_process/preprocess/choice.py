@@ -126,10 +126,7 @@ class Choice:
     processes: list[PreprocessProcess] = field(default_factory=list)
 
     def make(self, batches: Sequence[SubBatch]) -> str:
-        """Install the best way; return it with the reason, "" for a generator.
-
-        `batches` are those of the warm-up.
-        """
+        """Install the best way for the warm-up `batches`; return it and why, "" for a generator."""
         handler = self.executor.handler
         if isinstance(handler, Generator):
             return ""
@@ -269,11 +266,7 @@ class Choice:
 
 
 def _transfer_ms(items: object) -> float:
-    """Return how long the items take into shared memory and back.
-
-    Raises:
-        HandlerError: a value cannot be sent.
-    """
+    """Return the ms of the items into shared memory and back; raise HandlerError if one cannot."""
     # Imported here as it imports numpy, which most models need not wait for.
     from workers.model_process.preprocess.shared_memory import Packer, SharedBuffer, unpack
 

@@ -104,11 +104,7 @@ class PreprocessProcess:
         return cls(process, frames, files)
 
     def ready(self) -> None:
-        """Wait until it is loaded.
-
-        Raises:
-            LoadFailed: it cannot be loaded.
-        """
+        """Wait until it is loaded; raise LoadFailed if it cannot be loaded."""
         # Imported here as it imports numpy, which a model without such processes need not wait for.
         from workers.model_process.preprocess import shared_memory  # noqa: F401
 
@@ -188,10 +184,7 @@ class PreprocessProcess:
 
 
 class PreprocessPool:
-    """Runs `preprocess` of a batch in several workers, each on a share of the items.
-
-    Unless `per_item`, a batch is not split.
-    """
+    """Runs `preprocess` in several workers, each on a share; a whole batch unless `per_item`."""
 
     def __init__(self, workers: Sequence[Prepare], *, per_item: bool) -> None:
         self._workers = workers
@@ -200,11 +193,7 @@ class PreprocessPool:
         self._executors = [ThreadPoolExecutor(1, f"preprocess-{n}") for n in range(len(workers))]
 
     def prepare(self, inputs: list[Input]) -> Any:
-        """Return what `preprocess` returns for all inputs, in order.
-
-        Raises:
-            Exception: the error of a share, after all shares have ended.
-        """
+        """Return what `preprocess` returns for all inputs; raise a share's error when all ended."""
         shares = self._shares(inputs)
         futures = []
         for share in shares:
@@ -266,11 +255,7 @@ def why_not_in_process(handler: Handler) -> str:
 
 
 def pool_of(executor: BatchExecutor, processes: list[PreprocessProcess]) -> PreprocessPool:
-    """Return the pool of these processes, once they are loaded.
-
-    Raises:
-        LoadFailed: a process cannot be loaded.
-    """
+    """Return the pool of these processes, once they are loaded; raise LoadFailed if one is not."""
     for process in processes:
         process.forward = lambda rows: (
             executor.reporter.forward(rows) if executor.reporter else None

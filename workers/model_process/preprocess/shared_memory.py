@@ -66,11 +66,7 @@ class Packer:
     size: int = 0
 
     def pack(self, values: Any) -> bytes:
-        """Return the values as msgpack, without their arrays.
-
-        Raises:
-            HandlerError: a value is of a type that cannot be sent.
-        """
+        """Return the values as msgpack, without their arrays; raise HandlerError if one fails."""
         try:
             return msgspec.msgpack.Encoder(enc_hook=self._reference).encode(values)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:

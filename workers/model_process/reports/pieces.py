@@ -55,11 +55,7 @@ class _JobPieces:
 
 
 class PieceSender:
-    """Gathers pieces and sends them. Any thread may add pieces.
-
-    Args:
-        send: called with rows; by one thread at a time.
-    """
+    """Gathers pieces of any thread, and sends rows with `send`, from one thread at a time."""
 
     def __init__(self, send: Callable[[list[PieceRow]], None]) -> None:
         self._send = send
@@ -231,12 +227,7 @@ class ItemPieces:
 
 
 def piece_json(piece: Any) -> bytes:
-    """Return a piece as JSON.
-
-    Raises:
-        HandlerError: it is bytes or a Response.
-        TypeError, ValueError: as for `encode_result`.
-    """
+    """Return a piece as JSON; raise as `encode_result`, and HandlerError for bytes."""
     outcome = encode_result(piece)
     if outcome[2]:
         raise HandlerError(f"a piece must be text or JSON, not {type(piece).__name__}")

@@ -304,11 +304,7 @@ def _own_folder() -> Iterator[Path]:
 
 
 def _locked(folder: Path) -> int | None:
-    """Return the descriptor of a folder, locked; None if it is gone, or another process has it.
-
-    Raises:
-        OSError: it cannot be opened or locked.
-    """
+    """Return the locked descriptor of a folder; None if it is gone, or another process has it."""
     with ExitStack() as stack, suppress(BlockingIOError, FileNotFoundError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         stack.callback(os.close, descriptor)

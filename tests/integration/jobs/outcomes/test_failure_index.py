@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pytest
 import redis
 
-from headrace.queue import failure_index
-from headrace.queue.failure_index import FailureIndex
+from headrace.queue import failures
+from headrace.queue.failures import FailureIndex
 from headrace.queue.job_queue import JobQueue
 from headrace.redis import keys
 from headrace.redis.connection import connect_async
@@ -86,7 +86,7 @@ class History:
             of_group = [entry for entry in wanted if entry.group == group]
             times = sorted((entry.failed for entry in of_group), reverse=True)
             assert (tally.first_us, tally.last_us) == (times[-1], times[0])
-            assert [failed[job] for job in tally.newest] == times[: failure_index.NEWEST_MAX]
+            assert [failed[job] for job in tally.newest] == times[: failures.NEWEST_MAX]
             if not since:
                 listed = index.failures_of(group, owner=owner)
                 assert {one.entry for one in listed} == {entry.member for entry in of_group}
@@ -100,7 +100,7 @@ class History:
 def test_it_follows_a_random_history(
     redis_db: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failure_index, "PORTION", 7)
+    monkeypatch.setattr(failures, "PORTION", 7)
 
     async def run(history: History) -> None:
         client = connect_async(redis_db.url)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from redis.exceptions import NoPermissionError
 
-from headrace.cli.doctor import command, configuration, gpus, host
+from headrace.cli.doctor import command, configuration, host
 from headrace.cli.doctor.check import (
     Check,
     CheckResult,
@@ -295,7 +295,7 @@ def test_a_driver_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.Monke
     verdict(found("gpus", PATH=there, CUDA_VISIBLE_DEVICES=""), "warn", "hides all")
     (tmp_path / "nvidia-smi").unlink()
     verdict(found("gpus", PATH=str(tmp_path)), "ok", "none on this host")
-    monkeypatch.setattr(gpus, "CARDS", (str(tmp_path),))
+    monkeypatch.setattr(host, "CARDS", (str(tmp_path),))
     verdict(found("gpus", PATH=str(tmp_path)), "fail", "nvidia-smi cannot be run")
 
 

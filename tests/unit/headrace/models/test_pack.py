@@ -9,8 +9,7 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.models.archive import Limits, unpack
-from headrace.models.explain import explain
-from headrace.models.pack import pack
+from headrace.models.pack import explain, pack
 from headrace.models.source import digest_of
 from tests.harness.archives import MODEL, good_members, write_folder, write_tar, write_zip
 

@@ -25,8 +25,7 @@ from headrace.runs import engine as engines
 from headrace.runs import in_flight as in_flight_module
 from headrace.runs import submitter as submitter_module
 from headrace.runs.engine import Engine
-from headrace.runs.interfaces import Entry, Row, Source
-from headrace.runs.spec import RunSpec
+from headrace.runs.interfaces import Entry, Row, RunSpec, Source
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 
 

@@ -20,7 +20,7 @@ from headrace.client.offline import RunProgress
 from headrace.client.sansio import HttpResponse, Pause, Plan
 from headrace.runs import api_calls
 from headrace.runs.engine import Engine
-from headrace.runs.spec import RunSpec
+from headrace.runs.interfaces import RunSpec
 from tests.harness.runs.stand_in import Counted, Outcome, StandIn, problem, succeeded
 from tests.harness.wait import wait_until
 

@@ -17,9 +17,8 @@ from headrace.client.sansio import ConnectionFailed, HttpRequest, HttpResponse
 from headrace.runs.api_calls import Outcome
 from headrace.runs.engine import Engine, prefetched
 from headrace.runs.in_flight import InFlight, PendingInput
-from headrace.runs.interfaces import Cursor, Entry, Row
+from headrace.runs.interfaces import Cursor, Entry, Row, RunSpec
 from headrace.runs.range_set import RangeSet
-from headrace.runs.spec import RunSpec
 from headrace.runs.submitter import Lines, Submitter
 from tests.harness.runs.stand_in import Counted, StandIn
 from tests.harness.wait import wait_until

@@ -142,7 +142,7 @@ def handler(
 async def _read(context: Any) -> bytes:
     raw = await context.read()
     if raw is grpc.aio.EOF:
-        raise InvalidRequest("the call has ended without a message")
+        raise InvalidRequest("the call has ended without a message", hint="Send one message.")
     return cast("bytes", raw)
 
 
@@ -195,4 +195,8 @@ def decoded(message: Any, raw: bytes) -> Any:
     try:
         return message.FromString(raw)
     except DecodeError as error:
-        raise InvalidRequest(f"the message is no {message.DESCRIPTOR.name}: {error}") from None
+        name = message.DESCRIPTOR.name
+        raise InvalidRequest(
+            f"the message is no {name}: {error}",
+            hint="Encode it by the .proto file of the service.",
+        ) from None

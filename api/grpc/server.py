@@ -194,7 +194,10 @@ def _of_reflection(servicer: Any) -> Method:
 
 def _check_short(message: Any) -> None:
     if (size := message.ByteSize()) > _SHORT_BYTES:
-        raise InvalidRequest(f"the message has {size} bytes; at most {_SHORT_BYTES} are taken here")
+        raise InvalidRequest(
+            f"the message has {size} bytes; at most {_SHORT_BYTES} are taken here",
+            hint="Send a shorter one.",
+        )
 
 
 def _serialize(message: Any) -> bytes:

@@ -106,7 +106,7 @@ class WebhookPolicy:
         Raises:
             InvalidRequest: its webhook cannot be sent.
         """
-        if not options.webhook:
+        if options.webhook is None:
             if options.webhook_events:
                 raise InvalidRequest(
                     "webhook_events needs webhook, which is missing", hint="Give the URL too."

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,8 @@ from tests.harness.workers.worker import celery_worker, write_models
 SERVICE: Final = "inference.GRPCInferenceService"
 COUNT: Final = np.arange(32, dtype=np.int32).reshape(2, 16)
 ONES: Final = np.ones((2, 16), np.int32)
+#: Clients that load a model at the same time.
+LOADS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -207,6 +210,38 @@ def test_a_model_is_unloaded_and_loaded(client: triton.InferenceServerClient, st
     )
     assert client.is_model_ready("identity_int8")
     assert refusal(lambda: client.load_model("nope"))[0] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
+def test_loads_at_once_wait_for_their_turn(
+    site: Site, client: triton.InferenceServerClient, protocol: str
+) -> None:
+    together = threading.Barrier(LOADS)
+
+    def load_by_http() -> None:
+        url = f"{site.process.url}/v2/repository/models/identity_int8/load"
+        with httpx2.Client(timeout=120, verify=PLAIN) as http:
+            together.wait(60)
+            answer = http.post(url)
+        assert answer.status_code == 200, answer.text
+
+    def load_by_grpc() -> None:
+        with triton.InferenceServerClient(site.address) as own:
+            own.is_server_live()
+            together.wait(60)
+            own.load_model("identity_int8")
+
+    with ThreadPoolExecutor(LOADS) as threads:
+        load = load_by_http if protocol == "HTTP" else load_by_grpc
+        for ended in [threads.submit(load) for _ in range(LOADS)]:
+            ended.result(120)
+    assert client.is_model_ready("identity_int8")
+    with ThreadPoolExecutor(LOADS) as threads:
+        unloads = [threads.submit(client.unload_model, "identity_int8") for _ in range(LOADS)]
+        for ended in unloads:
+            ended.result(120)
+    assert not client.is_model_ready("identity_int8")
+    client.load_model("identity_int8")
 
 
 def test_infer_is_a_job(site: Site, stub: Any) -> None:

@@ -9,8 +9,21 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, Conflict
 from headrace.runs.interfaces import Cursor, Entry, Source
+
+
+def check_no_more(
+    source: Source, end: Cursor | None, *, whole: bool, problem: str, hint: str
+) -> None:
+    """Read a source again up to the end of a run.
+
+    Raises:
+        Conflict: `source` says that it has other entries up to there, or it has more than a whole
+            run had; `problem` and `hint` are what to say of that.
+    """
+    if next(source.entries(end, 0), None) is not None and whole:
+        raise Conflict(problem, hint=hint)
 
 
 class LimitedSource(Source):

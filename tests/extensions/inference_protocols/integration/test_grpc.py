@@ -34,6 +34,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from api.grpc.room import Room, own_port
+from api.grpc.server import WATCHES_MAX
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
@@ -431,6 +432,67 @@ def test_open_calls_leave_room_for_others(site: Site, client: triton.InferenceSe
         finally:
             for one in silent:
                 one.cancel()
+            never.set()
+
+
+def test_silent_calls_without_a_key_end(site: Site, tmp_path: Path) -> None:
+    port, never = free_port(), threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    def first_alone() -> Iterator[bytes]:
+        yield b""
+        never.wait()
+
+    with (
+        api_process(
+            site.redis.url,
+            site.models,
+            inference_protocols_grpc_port=str(port),
+            request_timeout_s="1",
+            state_dir=str(tmp_path / "state"),
+        ),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        health, reflection = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+        streams = [
+            channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(nothing()),
+            channel.unary_stream(f"{health}/Watch")(b""),
+        ]
+        try:
+            silent = [
+                *(channel.stream_unary(f"{health}/Check").future(nothing()) for _ in range(100)),
+                *(
+                    channel.stream_unary(f"/{SERVICE}/ServerLive").future(nothing())
+                    for _ in range(9)
+                ),
+                channel.stream_stream(f"{health}/Watch")(nothing()),
+                channel.stream_stream(f"{reflection}/ServerReflectionInfo")(nothing()),
+                channel.stream_stream(f"{reflection}/ServerReflectionInfo")(first_alone()),
+            ]
+            # grpcio shows the end of a stream once its answers are read.
+            assert next(streams[1])
+            assert next(silent[-1])
+            assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
+            assert {one.details() for one in silent} <= {
+                "no message has come within 1 s. Send it sooner, or raise request_timeout_s "
+                "(HEADRACE_REQUEST_TIMEOUT_S).",
+                "the message has not come within 1 s, and other calls wait to send theirs. Send it "
+                "faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
+            }
+            assert not any(one.done() for one in streams)
+            # Watches are limited too, so that others have room.
+            watches = [channel.unary_stream(f"{health}/Watch")(b"") for _ in range(WATCHES_MAX)]
+            wait_until(lambda: any(one.done() for one in watches), "one is refused")
+            refused = [one.code().name for one in watches if one.done()]
+            assert refused == ["RESOURCE_EXHAUSTED"]
+            assert channel.unary_unary(f"{health}/Check")(b"") == b"\x08\x01"
+            for one in watches:
+                one.cancel()
+            wait_until(lambda: next(channel.unary_stream(f"{health}/Watch")(b"")), "there is room")
+        finally:
             never.set()
 
 

@@ -112,7 +112,8 @@ def test_a_parameter_or_an_option_that_is_no_number_does_not_become_null(
     with pytest.raises(InvalidRequest, match=f"parameter {place}{problem}"):
         plain_parameters({"before": 1.5, "x": wrap(value)})
     metadata = {"metadata": {"x": wrap(value)}}
-    for check in (checked_options, partial(job_line, "m", 1, None, None)):
+    checks: list[Callable[[Any], Any]] = [checked_options, partial(job_line, "m", 1, None, None)]
+    for check in checks:
         with pytest.raises(InvalidRequest, match=rf"option metadata\.{place}{problem}"):
             check(metadata)
         with pytest.raises(InvalidRequest, match=f"option timeout{problem}"):

@@ -64,7 +64,8 @@ def test_a_task_that_is_requeued_leaves_no_traceback(
         raise Reject("Redis does not answer", requeue=True)
 
     with caplog.at_level("INFO"):
-        assert rejects.apply().state == REJECTED
+        result: Any = rejects.apply()
+        assert result.state == REJECTED
     assert not caplog.records
 
 

@@ -18,9 +18,11 @@ def check_no_more(
 ) -> None:
     """Read a source again up to the end of a run.
 
+    Args:
+        problem: the message of the error if a whole run had fewer entries.
+
     Raises:
-        Conflict: `source` says that it has other entries up to there, or it has more than a whole
-            run had; `problem` and `hint` are what to say of that.
+        Conflict: the source has other entries, or more of them.
     """
     if next(source.entries(end, 0), None) is not None and whole:
         raise Conflict(problem, hint=hint)

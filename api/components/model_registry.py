@@ -141,19 +141,44 @@ class ModelRegistry:
             changed.set()
 
     async def change(
-        self, name: str, make: MakeChanges, by: str, *, generation: int | None = None
+        self,
+        name: str,
+        make: MakeChanges,
+        by: str,
+        *,
+        generation: int | None = None,
+        turn_s: float = 0,
     ) -> RegisteredModel | None:
         """Change a model; return it as it is then, or None if it is removed.
 
         Args:
             by: who makes them.
             generation: the generation of the model that the caller has seen; None for any.
+            turn_s: seconds to wait for its turn while others change the model. `make` is called
+                again for each new state.
 
         Raises:
-            Conflict: it has another generation, or is changed at this moment.
+            Conflict: it has another generation, or its turn has not come.
             InvalidRequest: an option is wrong.
             ModelNotFound: it is not registered.
         """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + turn_s
+        while True:
+            registry, changes = await self._planned(name, make, generation)
+            try:
+                if changes:
+                    await self.store.write(registry, changes, by)
+                break
+            except Conflict:
+                if self.closing or loop.time() >= until:
+                    raise
+        return (await self._adopt()).models.get(name)
+
+    async def _planned(
+        self, name: str, make: MakeChanges, generation: int | None
+    ) -> tuple[Registry, list[Change]]:
+        """Return the present state, and the changes of it."""
         registry = await self.read()
         present = registry.models.get(name)
         if generation is not None and generation != (present.generation if present else 0):
@@ -165,9 +190,7 @@ class ModelRegistry:
             )
         changes = make(registry)
         await asyncio.to_thread(self._check, changes)
-        if changes:
-            await self.store.write(registry, changes, by)
-        return (await self._adopt()).models.get(name)
+        return registry, changes
 
     async def until_served(
         self, name: str, versions: Collection[str], seconds: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from functools import partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,12 +17,14 @@ from api.http.problems import error_headers, internal_error
 from api.routes.admission import admit
 from api.routes.event_stream import take_stream
 from api.services import Services
+from headrace.config.settings import Settings
 from headrace.errors import (
     HeadraceError,
     InvalidRequest,
     JobCancelled,
     JobExpired,
     QueueFull,
+    RequestTimeout,
     drop_tracebacks,
 )
 
@@ -46,6 +48,7 @@ Answer = Callable[[Services, Request, Any, Any], Awaitable[Any]]
 #: Refuses a call by its metadata, before a message is read; takes what an answer does.
 Check = Callable[[Services, Request, Any], Awaitable[None]]
 Free = Callable[[], None]
+T = TypeVar("T")
 
 
 class Method(NamedTuple):
@@ -109,13 +112,14 @@ def handler(
             if stream:
                 take_stream(services, request)
                 try:
-                    messages = _each(services, message, context, room)
+                    messages = _each(services, message, context, room, in_time=is_open)
                     reply = await method.answer(services, request, messages, context)
                 finally:
                     services.stream_limit.leave(request.caller.key_id)
             else:
                 host = context.peer().rpartition(":")[0]
-                raw = await room.read(partial(_read, context), host, services.settings)
+                reading = room.read(partial(_read, context), host, services.settings)
+                raw = await (_in_time(reading, services.settings) if is_open else reading)
                 size = len(raw)
                 given, raw = [decoded(message, raw)], b""
                 # Only the method has the message, so that it can let go of it.
@@ -139,18 +143,38 @@ def handler(
     return answer
 
 
+async def _in_time(reading: Awaitable[T], settings: Settings) -> T:
+    """Read a message of a call that needs no API key, so that silent ones do not last."""
+    try:
+        async with asyncio.timeout(settings.request_timeout_s):
+            return await reading
+    except TimeoutError:
+        raise RequestTimeout(
+            f"no message has come within {settings.request_timeout_s:g} s",
+            hint="Send it sooner, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
+        ) from None
+
+
 async def _read(context: Any) -> bytes:
     raw = await context.read()
     if raw is grpc.aio.EOF:
-        raise InvalidRequest("the call has ended without a message")
+        raise InvalidRequest("the call has ended without a message", hint="Send one message.")
     return cast("bytes", raw)
 
 
 async def _each(
-    services: Services, message: Any, context: Any, room: Room
+    services: Services, message: Any, context: Any, room: Room, *, in_time: bool
 ) -> AsyncGenerator[tuple[Any, Free]]:
-    """Yield the messages of a stream, each once there is room for it, and how to free that."""
-    while (raw := await context.read()) is not grpc.aio.EOF:
+    """Yield the messages of a stream, each once there is room for it, and how to free that.
+
+    With `in_time`, each must come within `request_timeout_s`.
+    """
+
+    async def next_message() -> Any:
+        reading = context.read()
+        return await (_in_time(reading, services.settings) if in_time else reading)
+
+    while (raw := await next_message()) is not grpc.aio.EOF:
         size, given = len(raw), [decoded(message, raw)]
         del raw
         await room.wait(size, services.settings)
@@ -195,4 +219,8 @@ def decoded(message: Any, raw: bytes) -> Any:
     try:
         return message.FromString(raw)
     except DecodeError as error:
-        raise InvalidRequest(f"the message is no {message.DESCRIPTOR.name}: {error}") from None
+        name = message.DESCRIPTOR.name
+        raise InvalidRequest(
+            f"the message is no {name}: {error}",
+            hint="Encode it by the .proto file of the service.",
+        ) from None

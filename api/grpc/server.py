@@ -23,7 +23,7 @@ from api.grpc.room import HEALTH_ROOM, own_port
 from api.http.messages import Request
 from api.services import Part, Services
 from headrace.config.settings import Settings
-from headrace.errors import ConfigError, InvalidRequest
+from headrace.errors import ConfigError, InvalidRequest, TooManyStreams
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,8 @@ _HEALTH: Final = health_pb2.DESCRIPTOR.services_by_name["Health"]
 _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 #: A server has at most so many calls. Each may fill a window of 64 KiB before its message is read.
 CALLS_MAX: Final = 4096
+#: Of them, the most that watch the health of a service, for which no API key is needed.
+WATCHES_MAX: Final = 1024
 #: The most bytes of a message of the services below. Such a call needs no API key, and may last: a
 #: few long messages would take all the room.
 _SHORT_BYTES: Final = 4096
@@ -164,7 +166,23 @@ def _of_health(servicer: Any) -> Methods:
 
         return Method(answered, Open.ALWAYS, room=HEALTH_ROOM)
 
-    return {"Check": method(servicer.Check), "Watch": method(servicer.Watch)}
+    watches = 0
+
+    async def watched(message: Any, context: Any) -> Any:
+        nonlocal watches
+        if watches >= WATCHES_MAX:
+            raise TooManyStreams(
+                f"{watches} calls watch the health of this server, which is the limit",
+                hint="Close some, or call Check from time to time.",
+                retry_after_s=5,
+            )
+        watches += 1
+        try:
+            return await servicer.Watch(message, context)
+        finally:
+            watches -= 1
+
+    return {"Check": method(servicer.Check), "Watch": method(watched)}
 
 
 def _of_reflection(servicer: Any) -> Method:
@@ -185,7 +203,10 @@ def _of_reflection(servicer: Any) -> Method:
 
 def _check_short(message: Any) -> None:
     if (size := message.ByteSize()) > _SHORT_BYTES:
-        raise InvalidRequest(f"the message has {size} bytes; at most {_SHORT_BYTES} are taken here")
+        raise InvalidRequest(
+            f"the message has {size} bytes; at most {_SHORT_BYTES} are taken here",
+            hint="Send a shorter one.",
+        )
 
 
 def _serialize(message: Any) -> bytes:

@@ -153,7 +153,10 @@ class Request:
                 max_num_fields=100,
             )
         except ValueError as error:
-            raise InvalidRequest(f"the query string cannot be read: {error}") from None
+            raise InvalidRequest(
+                f"the query string cannot be read: {error}",
+                hint="Send up to 100 names and values, percent-encoded in UTF-8: ?name=value&…",
+            ) from None
         values: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
@@ -161,7 +164,9 @@ class Request:
                     continue
                 raise unknown_name("query parameter", name, known)
             if name in values:
-                raise InvalidRequest(f"the query parameter {name} is given twice")
+                raise InvalidRequest(
+                    f"the query parameter {name} is given twice", hint="Give it once."
+                )
             values[name] = value
         return values
 

@@ -161,7 +161,10 @@ class Protocol(HttpToolsProtocol):
             if size > limits.header_limit_bytes:
                 raise _too_large(limits, f"has {size} bytes")
         if self.pipeline and len(self.pipeline) >= PIPELINE_MAX:
-            raise InvalidRequest("too many requests wait on this connection")
+            raise InvalidRequest(
+                "too many requests wait on this connection",
+                hint=f"Send at most {PIPELINE_MAX} before their answers, or use more connections.",
+            )
         version = self.parser.get_http_version()
         self._check_head(version)
         if self.parser.should_upgrade():

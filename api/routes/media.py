@@ -227,7 +227,8 @@ LINES: Final = Body(
 )
 LINE_ANSWERS: Final = Success(
     "A line for each line that is not empty, in order, while the body is still received. It is "
-    "the job object, or {error}: the problem of that line, with its number as `line`.",
+    "the job object, with `replayed` if an earlier request has submitted it, or {error}: the "
+    "problem of that line, with its number as `line`.",
     _lines(QUEUED_JOB, REFUSED_LINE),
 )
 PROFILE_FILE: Final = Success(

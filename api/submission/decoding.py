@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final, Generic, TypeVar
 
@@ -12,7 +11,7 @@ import msgspec
 
 from api.http.bodies import not_json, read_body
 from api.http.messages import Request, unknown_name
-from headrace.config.suggestions import not_a_choice
+from headrace.config.suggestions import allowed_values, not_a_choice
 from headrace.errors import InvalidParameter, InvalidRequest
 from headrace.jobs.options import JobOptions
 from headrace.jobs.values.media_types import BOM
@@ -20,8 +19,10 @@ from headrace.jobs.values.media_types import BOM
 OPTION_NAMES: Final = frozenset(JobOptions.__struct_fields__)
 
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MISSING = re.compile(r"Object missing required field `(.*)`")
 _AT = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$")
 _NAME = re.compile(r"\W")
+_LEAVE_OUT: Final = ", or leave it out for the default"
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 
@@ -71,12 +72,12 @@ def read_query(request: Request, shape: type[Shape], *, ignore_unknown: bool = F
         query = msgspec.convert(values, shape, strict=False)
     except msgspec.ValidationError as error:
         at = _AT.search(str(error))
-        name = at[1] if at else ""
-        raise _not_valid(name, texts.get(name, ""), schemas.get(name, {})) from None
+        name = _NAME.split(at[1] if at else "")[0]
+        raise _not_valid(name, texts.get(name, ""), shape) from None
     for name, text in texts.items():
         value = getattr(query, name)
         if isinstance(value, float) and not math.isfinite(value):
-            raise _not_valid(name, text, schemas[name])
+            raise _not_valid(name, text, shape)
     return query
 
 
@@ -91,15 +92,14 @@ def read_cursor(pattern: str, text: str) -> tuple[int, str]:
     return int(number), rest
 
 
-def _not_valid(name: str, text: str, schema: Mapping[str, Any]) -> InvalidParameter:
-    allowed = schema.get("enum", ())
-    if allowed:
-        hint = f"Give {' or '.join(filter(None, allowed))}, or leave it out."
-    elif "maximum" in schema:
-        hint = f"Give a number from {schema['minimum']} to {schema['maximum']}."
-    else:
-        hint = "Give a number."
+def _not_valid(name: str, text: str, shape: type[msgspec.Struct]) -> InvalidParameter:
+    hint = _remedy(shape, name, _LEAVE_OUT)
     return InvalidParameter(f"query parameter {name}: {text[:32]!r} is not valid", name, hint=hint)
+
+
+def _remedy(shape: type[msgspec.Struct], where: str, more: str = "") -> str:
+    allowed = allowed_values(shape, where)
+    return f"Give {allowed}{more}." if allowed else "GET /openapi.json has what this route takes."
 
 
 def invalid_member(
@@ -120,7 +120,11 @@ def invalid_member(
         names = OPTION_NAMES if where == "options" else known
         wrong = unknown_name("option" if where == "options" else what, name, names)
         return InvalidParameter(wrong.message, name[:64], hint=wrong.hint)
+    hint = _remedy(shape, where, _LEAVE_OUT if what == "query parameter" else "")
+    if missing := _MISSING.fullmatch(text):
+        hint = _remedy(shape, f"{where}.{missing[1]}", f" as {missing[1]}")
     if problem := not_a_choice(error, shape):
         text = problem.removeprefix(f"{where}: ")
     text = text[:1].lower() + text[1:]
-    return InvalidParameter(f"{what} {where}: {text}" if where else text, _NAME.split(where)[0])
+    message = f"{what} {where}: {text}" if where else text
+    return InvalidParameter(message, _NAME.split(where)[0], hint=hint)

@@ -94,7 +94,7 @@ def submit(
         "client": {"url": url, "api_key": api_key, "retry_s": retry_s},
         "spec": {
             "model": model, "version": version,
-            "parameters": plain_parameters(parameters or {}),
+            "parameters": plain_parameters(parameters),
             "options": job_options,
         },
     }  # fmt: skip

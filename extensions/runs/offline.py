@@ -112,7 +112,7 @@ def work_of(
     spec = RunSpec(
         model=model, version=version, options=cast("Options", job_options),
         content_type=content_type, run_id=run_id, in_flight=in_flight, only_failed=only_failed,
-        by_ref=by_ref, parameters=plain_parameters(parameters or {}),
+        by_ref=by_ref, parameters=plain_parameters(parameters),
     )  # fmt: skip
     _check_progress(progress)
     table = _table(source)

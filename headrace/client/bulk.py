@@ -28,6 +28,7 @@ from headrace.client.inputs import (
     Options,
     job_line,
     json_request,
+    plain_parameters,
     trace_headers,
 )
 from headrace.client.models import Cancelled, Job
@@ -124,11 +125,10 @@ def submit_many(
     Raises:
         ServerUnreachable: the server was unreachable for longer than `retry_s`.
     """
+    sent = plain_parameters(parameters)
 
     def line(entry: BulkEntry) -> bytes:
-        return job_line(
-            model, entry.input, content_type, version, options, entry.job_id, parameters
-        )
+        return job_line(model, entry.input, content_type, version, options, entry.job_id, sent)
 
     source, next_id = input_iterator(inputs), id_source(ids)
     while True:

@@ -19,6 +19,7 @@ from headrace.client.inputs import (
     Options,
     job_line,
     job_request,
+    plain_parameters,
     trace_headers,
 )
 from headrace.client.models import Cancelled, Job, Model, decode_output
@@ -96,7 +97,8 @@ def submit(
     if (input is msgspec.UNSET) == (input_ref is None):
         raise InvalidRequest("give either input or input_ref")
     value = input if input_ref is None else InputRef(input_ref)
-    body = job_line(model, value, content_type, version, options, id, parameters)
+    sent = plain_parameters(parameters)
+    body = job_line(model, value, content_type, version, options, id, sent)
     request = HttpRequest("POST", JOBS, body=body, headers=headers)
     return (yield from fetch(session, request, Job))
 

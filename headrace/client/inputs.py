@@ -18,7 +18,7 @@ from __future__ import annotations
 import io
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 from urllib.parse import quote
@@ -309,10 +309,8 @@ def check_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> No
         raise InvalidRequest(
             f"unknown option: {names}{near}", hint=f"Valid options: {', '.join(valid)}."
         )
-    for name, option in options.items():
-        # Its null in JSON would be the server's default.
-        if isinstance(option, float) and not math.isfinite(option):
-            raise InvalidRequest(f"option {name}: {option} is not a number")
+    # Its null in JSON would be the server's default.
+    _check_numbers(options, "option")
 
 
 def checked_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> Options:
@@ -338,20 +336,21 @@ def checked_options(options: Mapping[str, Any], valid: Collection[str] = ()) -> 
     return cast("Options", checked)
 
 
-def plain_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters as JSON has them, nulls too; raise InvalidRequest if that fails."""
+def plain_parameters(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return parameters as JSON has them, {} for None; the server decides what null means.
+
+    Raises:
+        InvalidRequest: they are no mapping, or one cannot be sent, or is NaN or infinity.
+    """
+    if not parameters:
+        return {}
     if not isinstance(parameters, Mapping):
         raise InvalidRequest(
             f"parameters: expected a mapping, got {type(parameters).__name__}",
             hint="Give each value by its name.",
         )
     sent = _as_json(parameters, "a parameter")
-    for name, value in sent.items():
-        if value is None and parameters.get(name) is not None:
-            given = parameters[name]
-            raise InvalidRequest(
-                f"parameter {name}: {given} is not a number", hint="Send a number, or leave it out."
-            )
+    _check_numbers(parameters, "parameter")
     return sent
 
 
@@ -363,6 +362,40 @@ def _as_json(values: Mapping[str, Any], what: str) -> dict[str, Any]:
     return found
 
 
+def _check_numbers(values: Mapping[str, Any], what: str) -> None:
+    """Raise InvalidRequest for NaN and infinity, at any depth: their JSON would be null."""
+    for name, value in values.items():
+        if value is None or isinstance(value, (str, bool, int)):
+            continue
+        try:
+            found = msgspec.to_builtins(value, enc_hook=_number_or_plain, str_keys=True)
+        except (TypeError, ValueError, RecursionError):
+            # The caller reports what cannot be sent.
+            continue
+        for where, number in _not_finite(found, name):
+            raise InvalidRequest(
+                f"{what} {where}: {number} is not a number", hint="Send a number, or leave it out."
+            )
+
+
+def _number_or_plain(value: Any) -> Any:
+    found = plain(value)
+    # pandas' missing values are null in JSON too.
+    return math.nan if found is None else found
+
+
+def _not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            yield where, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _not_finite(item, f"{where}.{name}")
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _not_finite(item, f"{where}[{index}]")
+
+
 def job_line(
     model: str,
     value: Any,
@@ -370,14 +403,21 @@ def job_line(
     version: str | None,
     options: Options,
     job_id: str | None = None,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: dict[str, Any] | None = None,
 ) -> bytes:
-    """Return one job as JSON, for a submit or a bulk's line; or raise InvalidRequest."""
+    """Return one job as JSON: the body of a submit, or a line of a bulk request.
+
+    Args:
+        parameters: as `plain_parameters` returns them.
+
+    Raises:
+        InvalidRequest: the input or an option cannot be sent.
+    """
     check_options(options)
     set_options = {name: option for name, option in options.items() if option is not None}
     line = JobRequest(
         model=model, id=job_id, version=version,
-        parameters=plain_parameters(parameters) if parameters else None,
+        parameters=parameters or None,
         # The server checks the options.
         options=cast("JobOptions", set_options) if set_options else DEFAULT_OPTIONS,
     )  # fmt: skip

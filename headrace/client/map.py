@@ -42,7 +42,7 @@ from headrace.client.http.retries import (
     limit_of,
     outlasting_limits,
 )
-from headrace.client.inputs import Options, job_line, job_request
+from headrace.client.inputs import Options, job_line, job_request, plain_parameters
 from headrace.client.models import Job, Result
 from headrace.client.sansio import (
     NextInput,
@@ -166,10 +166,10 @@ def map_inputs(
     if in_flight < 1:
         raise InvalidRequest(f"in_flight is {in_flight}", hint="Give 1 or more.")
 
+    sent = plain_parameters(parameters)
+
     def line(entry: BulkEntry) -> bytes:
-        return job_line(
-            model, entry.input, content_type, version, options, entry.job_id, parameters
-        )
+        return job_line(model, entry.input, content_type, version, options, entry.job_id, sent)
 
     source, next_id = input_iterator(inputs), id_source(ids)
     window: Window[In] = Window(session, line, ordered=ordered)

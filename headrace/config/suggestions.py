@@ -97,6 +97,54 @@ def not_a_choice(error: msgspec.ValidationError, kind: Any) -> str:
     return f"{where}: expected {text}, got {value}" if where else f"expected {text}, got {value}"
 
 
+def allowed_values(kind: Any, where: str) -> str:
+    """Return which values a place takes, such as `a whole number from 0 to 9`; "" for any.
+
+    Args:
+        kind: the type of the whole value.
+        where: as msgspec names a place in it, without `$.`.
+    """
+    found = list(_types_at(inspect.type_info(kind), _STEP.findall(where)))
+    words = [text for info in found if (text := _in_words(info))]
+    return _either(words)
+
+
+def _either(words: Iterable[str]) -> str:
+    *others, last = dict.fromkeys(words) or [""]
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _in_words(info: inspect.Type) -> str:
+    if isinstance(info, (inspect.LiteralType, inspect.EnumType, inspect.BoolType)):
+        return _either(filter(None, _words(info)))
+    if isinstance(info, (inspect.IntType, inspect.FloatType)):
+        return _number_in_words(info)
+    if isinstance(info, inspect.StrType):
+        return f"a text{_length(info, 'characters')}"
+    if isinstance(info, (inspect.StructType, inspect.DictType)):
+        return "an object"
+    if isinstance(info, inspect.CollectionType):
+        each = _either(filter(None, map(_in_words, _types_at(info.item_type, ()))))
+        return f"a list{_length(info, 'entries')}{each and f', each {each}'}"
+    return ""
+
+
+def _length(info: inspect.StrType | inspect.CollectionType, unit: str) -> str:
+    least, most = info.min_length or 0, info.max_length
+    if most is not None:
+        return f" of {least} to {most} {unit}"
+    return f" of at least {least} {unit}" if least else ""
+
+
+def _number_in_words(info: inspect.IntType | inspect.FloatType) -> str:
+    name = "a whole number" if isinstance(info, inspect.IntType) else "a number"
+    if info.ge is not None and info.le is not None:
+        return f"{name} from {info.ge:.15g} to {info.le:.15g}"
+    limits = {"at least": info.ge, "above": info.gt, "at most": info.le, "below": info.lt}
+    bounds = [f"{word} {limit:.15g}" for word, limit in limits.items() if limit is not None]
+    return f"{name} that is {' and '.join(bounds)}" if bounds else name
+
+
 def _types_at(info: inspect.Type, path: Sequence[str]) -> Iterator[inspect.Type]:
     """Yield the types that a value at a path may have."""
     if isinstance(info, inspect.Metadata):

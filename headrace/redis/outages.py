@@ -33,8 +33,11 @@ DISCONNECTED: Final = (RedisConnectionError, RedisTimeoutError, OSError)
 
 #: The codes of a server that is not the primary, or not any more.
 NO_PRIMARY: Final = ("READONLY", "MASTERDOWN")
-#: Seconds between two lines of one kind.
+#: Seconds between the first two lines of one kind; doubled after each line, up to the maximum.
 LINE_EVERY_S: Final = 1.0
+LINE_EVERY_MAX_S: Final = 60.0
+#: Seconds without any error of a kind after which its next line is a first one.
+LINE_AGAIN_S: Final = 10.0
 #: redis-py removes the code from errors for which it has a class.
 _TAKEN_OFF: Final = {ReadOnlyError: "READONLY", MasterDownError: "MASTERDOWN"}
 # Redis 6.2 puts the line of the script before the error of a command in it.
@@ -58,23 +61,57 @@ def outage_code(error: BaseException) -> str:
 
 
 class LineLimit:
-    """Allows one log line per second and kind: in an outage each request has the same one."""
+    """Allows ever fewer log lines of one kind: in an outage each request has the same one."""
 
     def __init__(self) -> None:
-        # By kind, when its last line was written, and how many have been left out since.
-        self._last: dict[str, tuple[float, int]] = {}
+        # By kind, when its last error was and its last line, how many errors have had no line
+        # since, and the seconds from that line to the next one.
+        self._last: dict[str, tuple[float, float, int, float]] = {}
         self._lock = threading.Lock()
 
     def allows(self, kind: str) -> str | None:
         """Return the end of the line: how many were left out before it; None: leave it out."""
         now = time.monotonic()
+        never = float("-inf")
         with self._lock:
-            at, missing = self._last.get(kind, (float("-inf"), 0))
-            if now - at < LINE_EVERY_S:
-                self._last[kind] = at, missing + 1
+            error_at, line_at, missing, gap_s = self._last.get(kind, (never, never, 0, 0.0))
+            if now - error_at > LINE_AGAIN_S:
+                gap_s = 0.0
+            if now - line_at < gap_s:
+                self._last[kind] = now, line_at, missing + 1, gap_s
                 return None
-            self._last[kind] = now, 0
+            gap_s = min(max(LINE_EVERY_S, 2 * gap_s), LINE_EVERY_MAX_S)
+            self._last[kind] = now, now, 0, gap_s
         return f" (and {missing} more)" if missing else ""
+
+
+class OutageLog:
+    """Logs that Redis does not answer, once for each outage; any thread may use it.
+
+    Args:
+        what: what goes on when Redis is back, for the line.
+    """
+
+    def __init__(self, log: logging.Logger, what: str) -> None:
+        self._log = log
+        self._what = what
+        self._lasts = False
+        self._lock = threading.Lock()
+
+    def began(self, reason: str) -> None:
+        """Log the outage, unless that is done."""
+        with self._lock:
+            before, self._lasts = self._lasts, True
+        if not before:
+            text = "Redis is unreachable; %s go on when it is back"
+            self._log.warning(text, self._what, extra={"reason": reason})
+
+    def ended(self) -> None:
+        """Log that Redis is back, if it was not there."""
+        with self._lock:
+            before, self._lasts = self._lasts, False
+        if before:
+            self._log.info("Redis is back; %s go on", self._what)
 
 
 OUTAGE_LINES: Final = LineLimit()

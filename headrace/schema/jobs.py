@@ -114,6 +114,10 @@ class JobObject(msgspec.Struct, kw_only=True, omit_defaults=True):
         Count, Meta(description="Inputs that were added to its batch to reach an allowed size.")
     ] = 0
     dead_lettered: True_ = False
+    replayed: Annotated[
+        True_,
+        Meta(description="In the answer to a submit: an earlier request has submitted the job."),
+    ] = False
     cancel_requested: True_ = False
     result: Annotated[
         Any,

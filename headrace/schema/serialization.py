@@ -52,8 +52,9 @@ def job_object(
     with_result: bool = True,
     with_traceback: bool = True,
     with_workers: bool = True,
+    replayed: bool = False,
 ) -> bytes:
-    """Return the job object."""
+    """Return the job object; `replayed` is of the request that it answers, not of the job."""
     state = job.state
     view = JobObject(
         id=job.id,
@@ -75,6 +76,7 @@ def job_object(
         stages=_raw(job.stages_json.encode()) if job.stages_json else [],
         batch_padding=job.batch_padding,
         dead_lettered=job.dead_lettered,
+        replayed=replayed,
     )
     if with_workers:
         view.worker = job.worker

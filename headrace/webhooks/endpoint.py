@@ -98,7 +98,7 @@ class WebhookPolicy:
 
     def check(self, options: JobOptions) -> None:
         """Check the options of a request; raise InvalidRequest if its webhook cannot be sent."""
-        if not options.webhook:
+        if options.webhook is None:
             if options.webhook_events:
                 raise InvalidRequest(
                     "webhook_events needs webhook, which is missing", hint="Give the URL too."

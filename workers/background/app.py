@@ -29,7 +29,6 @@ from headrace.config.settings import Settings
 from headrace.errors import BrokerError
 from headrace.redis import keys
 from headrace.redis.connection import connect
-from headrace.redis.outages import OUTAGE_LINES
 from headrace.redis.url import celery_url
 from headrace.server import recovery
 from headrace.server.health.liveness import WorkerLiveness
@@ -38,7 +37,11 @@ from workers.background import transport
 from workers.background.pipelines.orchestrator import PipelineOrchestrator
 from workers.background.series import SeriesWriter
 from workers.background.webhooks.delivery import WebhookDeliverer
-from workers.celery.celery_internals import drop_unreadable_messages, treat_as_lost_connections
+from workers.celery.celery_internals import (
+    drop_unreadable_messages,
+    log_no_rejections,
+    treat_as_lost_connections,
+)
 from workers.celery.config import (
     ThreadStep,
     built_on_demand,
@@ -107,8 +110,7 @@ def add_webhook_task(app: Celery, delivery: WebhookDeliverer) -> None:
         try:
             delivery.deliver(msgspec.convert(arguments["task"], WebhookTask))
         except BrokerError as error:
-            if (more := OUTAGE_LINES.allows("webhook")) is not None:
-                logger.warning("webhook waits for Redis%s", more, extra={"reason": error.message})
+            delivery.outage.began(error.message)
             # Requeued, so that it runs again once Redis accepts writes.
             raise Reject(str(error), requeue=True) from error
 
@@ -235,6 +237,7 @@ def deployed() -> Celery:
     refuse(REFUSED)
     treat_as_lost_connections()
     drop_unreadable_messages()
+    log_no_rejections()
     log_as("background", settings)
     return create_app(settings, catalog, owner)
 

@@ -23,7 +23,7 @@ from headrace.queue.job_queue import Depth, read_depths
 from headrace.redis import keys
 from headrace.redis.clock import US_PER_S, RedisClock
 from headrace.redis.connection import connect
-from headrace.redis.outages import OUTAGE_LINES
+from headrace.redis.outages import OutageLog
 from headrace.redis.script_client import ScriptClient
 from headrace.redis.scripts import Arg, Command, pages_of, script
 from headrace.redis.scripts import queues as queue_scripts
@@ -60,6 +60,7 @@ class SeriesWriter:
 
     def run(self) -> None:
         """Write each minute soon after its end, until `stop`."""
+        outage = OutageLog(logger, "time series")
         try:
             wait_s = 0.0
             while not self._stopping.wait(wait_s):
@@ -71,10 +72,10 @@ class SeriesWriter:
                     # Counters of the last second arrive then, and other writers at other times.
                     wait_s = self._minute_s * (1 + random.uniform(0.015, 0.035)) - into_s  # noqa: S311
                 except (BrokerError, RedisError, OSError) as error:
-                    if (more := OUTAGE_LINES.allows("series")) is not None:
-                        reason = {"reason": str(error)}
-                        logger.warning("time series wait for Redis%s", more, extra=reason)
+                    outage.began(str(error))
                     wait_s = AGAIN_S
+                else:
+                    outage.ended()
         finally:
             self._client.close()
 

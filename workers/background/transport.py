@@ -76,12 +76,12 @@ class QoS(kombu_redis.QoS):
     def _settle(self, tag: str, *, requeue: bool) -> None:
         virtual.QoS.ack(self, tag)
         if self.channel.closed:
-            logger.warning("connection of a background task lost: the task runs again")
+            logger.info("connection of a background task lost: the task runs again")
             return
         try:
             self._record(tag, requeue)
         except self.channel.connection_errors as error:
-            logger.warning("end of a background task not recorded; it will be retried: %s", error)
+            logger.info("end of a background task not recorded; it will be retried: %s", error)
             self._unsettled[tag] = requeue
 
     def _record(self, tag: str, requeue: bool) -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from celery.app import trace
 from celery.exceptions import CPendingDeprecationWarning
 from celery.worker import heartbeat
 from celery.worker import state as celery_state
@@ -114,6 +115,12 @@ def treat_as_lost_connections() -> None:
         NOREPLICAS=ServerUnavailable,
         BUSY=ServerUnavailable,
     )
+
+
+def log_no_rejections() -> None:
+    """Have Celery log no traceback for each task that is requeued: what rejects it logs why."""
+    policy = trace.log_policy_reject
+    vars(trace)["log_policy_reject"] = policy._replace(severity=logging.DEBUG, traceback=0)
 
 
 def is_message(message: object) -> bool:

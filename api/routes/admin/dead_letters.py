@@ -118,7 +118,10 @@ async def purge_one(services: Services, request: Request, model: str, name: str)
 async def _selected(services: Services, request: Request, queue: str) -> list[str]:
     selection = await _SELECTION.read(request, BODY_LIMIT_BYTES)
     if selection.all == (selection.ids is not None):
-        raise InvalidRequest('the body must have either "ids" or "all": true')
+        raise InvalidRequest(
+            'the body must have either "ids" or "all": true',
+            hint='Send {"ids": ["…"]} for some dead letters, or {"all": true} for all.',
+        )
     if selection.ids is None:
         return await services.dead_letters.all_names(queue)
     return selection.ids

@@ -64,7 +64,10 @@ async def get_profile_file(services: Services, _: Request, profile_id: str, name
     body: bytes | None = await services.queue.call_once(command)
     if body is None:
         await _one(services, profile_id)
-        raise ProfileNotFound(f"the profile {profile_id} has no file {name[:64]!r}")
+        raise ProfileNotFound(
+            f"the profile {profile_id} has no file {name[:64]!r}",
+            hint="GET the profile: it lists its files.",
+        )
     return Reply(200, body, b"application/octet-stream", (NO_STORE,))
 
 

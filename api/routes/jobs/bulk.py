@@ -329,7 +329,7 @@ class BulkSubmitter:
             return _fresh(row.request, outcome.created_us, waiting_for)
         if isinstance(outcome, Job):
             waiting_for = waits.get((outcome.model, outcome.asked_version))
-            return job_object(outcome, waiting_for=waiting_for)
+            return job_object(outcome, waiting_for=waiting_for, replayed=True)
         members = {"line": row.number} | ({"job": row.job.id} if row.job is not None else {})
         if isinstance(outcome, HeadraceError):
             # A line has no header for it.

@@ -69,7 +69,9 @@ async def ready(services: Services, request: Request) -> Reply:
     # An unknown parameter is refused: a misspelt `models` would make the check weaker.
     models = read_query(request, ReadyQuery).models
     if services.stopping:
-        return problem(Stopping("this API process stops"), request.path)
+        return problem(
+            Stopping("this API process stops", hint="Send requests to another."), request.path
+        )
     try:
         statuses = await services.model_statuses.statuses()
     except BrokerError as error:

@@ -109,7 +109,7 @@ async def leave(
         raise failures[0]
     headers = (NO_STORE, ASYNC_APPLIED, *headers)
     if len(accepted) > 1:
-        jobs = b",".join(job_object(job) for job, _ in accepted)
+        jobs = b",".join(job_object(job, replayed=replayed) for job, replayed in accepted)
         return Reply(202, b'{"jobs":[%s]}' % jobs, headers=headers)
     job, replayed = accepted[0]
     if replayed:
@@ -117,7 +117,7 @@ async def leave(
     waiting_for = None
     if not job.state.final:
         waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)
-    body = job_object(job, waiting_for=waiting_for)
+    body = job_object(job, waiting_for=waiting_for, replayed=replayed)
     return Reply(202, body, headers=(*headers, location(job), RETRY_AFTER))
 
 

@@ -106,6 +106,8 @@ async def index_of(services: Services, *, ready: bool = False) -> list[dict[str,
 async def load(services: Services, caller: Caller, name: str, parameters: Any) -> None:
     """Load a model, or load it again, and wait until the workers serve it.
 
+    Several loads of it at once wait for their turn, and each for its end.
+
     Raises:
         Unsupported: it has parameters.
         ModelNotFound: it is not registered.
@@ -128,11 +130,11 @@ async def load(services: Services, caller: Caller, name: str, parameters: Any) -
             return set_options(present, name, version, {_REPLICAS: None})
         return reload(present, name, version)
 
-    changed = await registry.change(name, make, _author(caller))
+    limit_s = services.settings.max_wait_s
+    changed = await registry.change(name, make, _author(caller), turn_s=limit_s)
     if changed is None:
         raise ModelNotFound(f"failed to load '{name[:256]}', it was removed meanwhile")
     version = changed.default_version
-    limit_s = services.settings.max_wait_s
     state, error = await registry.until_served(name, [version], limit_s)
     if state != "ready":
         why = last_line(error) or f"no worker has loaded it in {limit_s:g} s"
@@ -157,9 +159,10 @@ async def unload(services: Services, caller: Caller, name: str, _parameters: Any
             f"failed to unload '{name}', its option max_replicas scales it by demand. Remove that "
             "option, or use load: on_demand"
         )
+    limit_s = services.settings.max_wait_s
     for version in model.versions:
         make = partial(set_options, name=name, version=version, options={_REPLICAS: 0})
-        await registry.change(name, make, _author(caller))
+        await registry.change(name, make, _author(caller), turn_s=limit_s)
     generation = registry.registry.generation
 
     def look(reports: Collection[WorkerReport]) -> tuple[ChangeState, str]:
@@ -173,7 +176,7 @@ async def unload(services: Services, caller: Caller, name: str, _parameters: Any
         behind = any(progress.generation < generation for progress in following)
         return "pending" if running or behind else "ready", ""
 
-    await registry.until(look, services.settings.max_wait_s)
+    await registry.until(look, limit_s)
     await services.model_statuses.statuses()
 
 

@@ -152,8 +152,14 @@ class TextEvents(ResponseEvents):
 
 
 def error_event(number: int, error: ErrorDetail) -> dict[str, Any]:
-    """Return the event for a stream that ends before its response."""
-    return _event(number, "error", code=error.code, message=error.message, param=error.param)
+    """Return the event for a stream that ends before its response.
+
+    OpenAI's description has the members at the top, that of Open Responses in `error`. OpenAI's
+    SDKs raise what is in `error`.
+    """
+    return _event(
+        number, "error", code=error.code, message=error.message, param=error.param, error=error
+    )
 
 
 def _event(number: int, kind: str, **fields: Any) -> dict[str, Any]:

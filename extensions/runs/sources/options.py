@@ -9,8 +9,23 @@ from typing import Any, Final
 import msgspec
 from typing_extensions import override
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, Conflict
 from headrace.runs.interfaces import Cursor, Entry, Source
+
+
+def check_no_more(
+    source: Source, end: Cursor | None, *, whole: bool, problem: str, hint: str
+) -> None:
+    """Read a source again up to the end of a run.
+
+    Args:
+        problem: the message of the error if a whole run had fewer entries.
+
+    Raises:
+        Conflict: the source has other entries, or more of them.
+    """
+    if next(source.entries(end, 0), None) is not None and whole:
+        raise Conflict(problem, hint=hint)
 
 
 class LimitedSource(Source):

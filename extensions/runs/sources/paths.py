@@ -21,7 +21,7 @@ from typing import IO, Any, BinaryIO, Final, TypeAlias
 from typing_extensions import override
 
 from extensions.runs.sources.files import text_start
-from extensions.runs.sources.options import SourceOptions
+from extensions.runs.sources.options import SourceOptions, check_no_more
 from extensions.runs.sources.patterns import is_of_output, pattern_regex, plain_parts
 from headrace.errors import ConfigError, Conflict, InvalidRequest
 from headrace.runs.interfaces import NOTHING_CARRIED, Cursor, Entry, Source
@@ -31,6 +31,7 @@ from headrace.text import path_text
 SORTED_NAMES: Final = 100_000
 _BLOCK_BYTES: Final = 1 << 16
 _END: Final = b"\0"
+_SAME_LIST: Final = "Give the same list, or use another output."
 #: A name in a folder, and whether it is a folder itself.
 _Name: TypeAlias = tuple[bytes, bool]
 #: A path below the folder, and why a folder there cannot be read; None for a file.
@@ -313,16 +314,16 @@ class PathsSource(Source):
             raise Conflict(
                 f"standard input is not the list that this run began with: its first {skip} lines"
                 " differ",
-                hint="Give the same list, or use another output.",
+                hint=_SAME_LIST,
             )
 
     @override
     def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
-        if next(self.entries(end, 0), None) is not None and whole:
-            raise Conflict(
-                "standard input has more lines than the list that this run began with",
-                hint="Give the same list, or use another output.",
-            )
+        check_no_more(
+            self, end, whole=whole,
+            problem="standard input has more lines than the list that this run began with",
+            hint=_SAME_LIST,
+        )  # fmt: skip
 
 
 def _checked(name: bytes, key: str) -> Path | InvalidRequest:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from typing_extensions import override
 
-from extensions.runs.sources.options import SourceOptions
+from extensions.runs.sources.options import SourceOptions, check_no_more
 from headrace.client.inputs import InputRef, encode_input
 from headrace.errors import ConfigError, Conflict, HeadraceError, InvalidRequest
 from headrace.runs.columns import carry, check_column, is_list, key_text, picked
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 1024
 #: The columns in which pyarrow keeps an index of pandas; they are no inputs.
 _INDEX: Final = "__index_level_"
+_SAME_INPUTS: Final = "Give the same inputs in the same order, or use another sink."
 
 
 class ValuesSource(Source):
@@ -64,16 +65,15 @@ class ValuesSource(Source):
         if number <= skip and digest.hex() != expected:
             raise Conflict(
                 f"the first {skip} inputs are not those that this run began with",
-                hint="Give the same inputs in the same order, or use another sink.",
+                hint=_SAME_INPUTS,
             )
 
     @override
     def check_ended(self, end: Cursor | None, *, whole: bool = True) -> None:
-        if next(self.entries(end, 0), None) is not None and whole:
-            raise Conflict(
-                "there are more inputs than this run began with",
-                hint="Give the same inputs in the same order, or use another sink.",
-            )
+        check_no_more(
+            self, end, whole=whole,
+            problem="there are more inputs than this run began with", hint=_SAME_INPUTS,
+        )  # fmt: skip
 
     def _entry(self, given: Any, place: int) -> tuple[str, Any, Carried]:
         key = str(given) if isinstance(given, Path) else str(place)

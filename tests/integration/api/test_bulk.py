@@ -292,7 +292,10 @@ def test_a_key_makes_every_line_repeatable(api: ApiServer, redis_db: RedisServer
     fill = bulk(api, *(job(n, "tiny") for n in range(97)))
     assert what(fill) == ["queued"] * 97
     again = bulk(api, *lines, headers=keyed)
-    assert [answer["id"] for answer in again] == names
+    assert [(answer["id"], answer["replayed"]) for answer in again] == [
+        (name, True) for name in names
+    ]
+    assert not any("replayed" in answer for answer in [*first, *fill])
     assert [answer["queue_position"] for answer in again] == [1, 2, 3]
     assert len(inputs(redis_db, "tiny")) == 100
     ended = bulk(api, *lines[:2], job("changed", "tiny"), headers=keyed)
@@ -301,6 +304,7 @@ def test_a_key_makes_every_line_repeatable(api: ApiServer, redis_db: RedisServer
     assert ended[2]["error"]["line"] == 3
     twice = bulk(api, job(5, id="twin"), job(5, id="twin"), job(6, id="twin"))
     assert what(twice) == ["queued", "queued", "conflict"]
+    assert ["replayed" in answer for answer in twice] == [False, True, False]
     assert inputs(redis_db) == [5]
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from typing_extensions import override
 
 from headrace import errors
 from headrace.client import Result
@@ -65,6 +66,27 @@ class Holding(FakeWorker):
             if now:
                 settle(self._client, "echo", now, [squared(message) for message, _ in now])
             self._stop.wait(0.001)
+
+
+class Counted(UserDict[str, Any]):
+    """Parameters that count how often they are read."""
+
+    reads = 0
+
+    @override
+    def __iter__(self) -> Iterator[str]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def test_parameters_are_converted_once(client: Any, worker: FakeWorker) -> None:
+    reads = []
+    for count in (1, 500):
+        given = Counted(top_k=[1, 2])
+        results = list(client.map("echo", range(count), parameters=given, return_errors=True))
+        assert len(results) == count
+        reads.append(given.reads)
+    assert reads[0] == reads[1] > 0
 
 
 @pytest.mark.parametrize("ordered", [True, False])

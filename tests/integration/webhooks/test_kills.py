@@ -64,6 +64,24 @@ def test_killed_while_it_delivers_and_while_retries_wait(site: HookSite) -> None
     assert (one.id, one.body) == (two.id, two.body)
 
 
+def test_redis_is_killed_while_webhooks_are_under_way(site: HookSite) -> None:
+    jobs = [site.submit("/200", number) for number in range(40)]
+    with site.server.client() as client:
+        ended = [keys.deliveries(job) for job in jobs]
+        wait_until(lambda: all(client.hexists(key, "e:") for key in ended), "they have ended", 60)
+    worker = site.background_worker("only")
+    site.receiver.wait_for(jobs[3])
+    site.server.stop(kill=True)
+    outage = "Redis is unreachable; deliveries go on when it is back"
+    wait_until(lambda: outage in worker.log, "the outage is logged", 60)
+    site.server.start()
+    for job in jobs:
+        site.delivery(job, "delivered")
+    wait_until(lambda: "Redis is back; deliveries go on" in worker.log, "its end is logged", 60)
+    assert worker.log.count(outage) == 1
+    assert "Traceback" not in worker.log
+
+
 def test_what_ends_while_no_background_worker_runs_and_whose_record_runs_out(
     site: HookSite,
 ) -> None:

@@ -36,6 +36,8 @@ from tests.harness.servers.up import ROOT
 COMMANDS: Any = typer.main.get_command(every_command())
 LINES_MAX = 1500
 VERSIONS = ("1.30", "1.31", "1.32", "1.33", "1.34")
+#: The tag of the images by default.
+CHART_VERSION: str = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 GPU = {
@@ -534,6 +536,8 @@ def test_monitoring_is_what_deploy_has() -> None:
         ({"settings": {"redis_url": "redis://h"}}, "see redis.url or redis.existingSecret"),
         ({"settings": {"tls_cert_file": "a.pem"}}, "see ingress.tlsSecret"),
         ({"settings": {"drain_timeout_s": 9}}, "see drainSeconds"),
+        ({"image": {"tag": 1.1}}, "/image/tag"),
+        ({"image": {"tag": 2**60}}, "/image/tag"),
         ({"keys": [], "monitoring": {"serviceMonitor": {"enabled": True}}}, "need an API key"),
         ({**GPU, "keys": [{"name": "mine", "scopes": ["read"]}]}, "need an API key"),
     ],
@@ -542,6 +546,36 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: st
     status, _, errors = helm("template", "headrace", str(CHART), values=values)
     assert status != 0
     assert message in errors
+
+
+@pytest.mark.parametrize(
+    ("tag", "shown"),
+    [
+        (42, "42"),
+        (42_000_000, "42000000"),
+        (20_261_130_123_456, "20261130123456"),
+        (0, "0"),
+        ("1.10", "1.10"),
+        ("", CHART_VERSION),
+        (None, CHART_VERSION),
+    ],
+)
+@pytest.mark.parametrize("by", ["file", "argument"])
+def test_a_tag_may_be_a_number(tag: int | str | None, shown: str, by: str) -> None:
+    if by == "file":
+        objects = rendered({"image": {"tag": tag}})
+    else:
+        objects = rendered(None, "--set", f"image.tag={'null' if tag is None else tag}")
+    images = [
+        container["image"]
+        for pod in pods(objects).values()
+        for container in pod["spec"]["containers"]
+        if container["image"].startswith("headrace-")
+    ]
+    assert images
+    assert {image.partition(":")[2] for image in images} == {shown}
+    versions = {one["metadata"]["labels"]["app.kubernetes.io/version"] for one in objects}
+    assert versions == {shown}
 
 
 LABEL = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")

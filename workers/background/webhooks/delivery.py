@@ -42,6 +42,7 @@ from headrace.queue.webhook_deliveries import (
 )
 from headrace.redis.clock import US_PER_S
 from headrace.redis.connection import connect_async
+from headrace.redis.outages import OutageLog
 from headrace.schema.serialization import job_object
 from headrace.webhooks.signing import secrets_of, signature
 from headrace.webhooks.task_message import STARTED, WebhookTask, event_type
@@ -82,6 +83,9 @@ class WebhookDeliverer:
     Args:
         resolve: replaces the system's resolver.
 
+    Attributes:
+        outage: logs when Redis is away, and when it is back.
+
     Raises:
         ConfigError: webhook_ca_file cannot be read.
     """
@@ -89,6 +93,7 @@ class WebhookDeliverer:
     def __init__(
         self, settings: Settings, redis_url: str, resolve: Resolve = look_up, owner: str = ""
     ) -> None:
+        self.outage = OutageLog(logger, "deliveries")
         self._settings = settings
         self._owner = owner
         self._url = redis_url
@@ -138,8 +143,10 @@ class WebhookDeliverer:
                 await self._queue.read_clock()
                 due, waiting = await self._store.send_due(SWEEP_MAX)
             except BrokerError as error:
-                logger.warning("due webhooks wait for Redis", extra={"reason": error.message})
+                self.outage.began(error.message)
                 due = waiting = 0
+            else:
+                self.outage.ended()
             self._throttle.prune(time.monotonic())
             if due < SWEEP_MAX:
                 await asyncio.sleep(TURNS_S if waiting else SWEEP_S)
@@ -245,8 +252,9 @@ class WebhookDeliverer:
         try:
             await self._save(pending, change)
         except BrokerError as error:
+            self.outage.began(error.message)
             fields = {"webhook": delivery.id, "reason": error.message}
-            logger.warning("outcome of a webhook not stored; it is sent again", extra=fields)
+            logger.info("outcome of a webhook not stored; it is sent again", extra=fields)
 
     async def _send(
         self, pending: PendingDelivery, endpoint: EndpointKey

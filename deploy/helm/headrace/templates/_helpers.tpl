@@ -15,7 +15,7 @@ app.kubernetes.io/component: {{ . }}
 {{- define "headrace.labels" -}}
 {{ include "headrace.selector" . }}
 {{- /* A tag may have a digest, and be longer than a label. */}}
-app.kubernetes.io/version: {{ regexReplaceAll "[^A-Za-z0-9_.-]+" (.root.Values.image.tag | default .root.Chart.AppVersion) "_" | trunc 63 | trimAll "_.-" | quote }}
+app.kubernetes.io/version: {{ regexReplaceAll "[^A-Za-z0-9_.-]+" (include "headrace.tag" .root) "_" | trunc 63 | trimAll "_.-" | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 app.kubernetes.io/part-of: headrace
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
@@ -28,11 +28,17 @@ namespace: {{ .root.Release.Namespace }}
 labels: {{- include "headrace.labels" . | nindent 2 }}
 {{- end }}
 
+{{- /* A tag of digits alone is a number, and a large number would be 4.2e+07. */ -}}
+{{- define "headrace.tag" -}}
+{{- $tag := .Values.image.tag -}}
+{{- if or (kindIs "float64" $tag) (kindIs "int64" $tag) }}{{ int64 $tag }}{{ else }}{{ $tag | default .Chart.AppVersion }}{{ end -}}
+{{- end }}
+
 {{- /* A name with a tag or a digest stays as it is. */ -}}
 {{- define "headrace.image" -}}
 {{- $image := .root.Values.image -}}
 {{- if or (contains ":" .image) (contains "@" .image) }}{{ .image }}
-{{- else }}{{ with $image.registry }}{{ . }}/{{ end }}{{ .image }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end -}}
+{{- else }}{{ with $image.registry }}{{ . }}/{{ end }}{{ .image }}:{{ include "headrace.tag" .root }}{{ end -}}
 {{- end }}
 
 {{- define "headrace.url" -}}

@@ -16,12 +16,12 @@ from extensions.torchserve.api.parts import config_of
 from extensions.torchserve.api.replies import Kind, TorchServeError
 from extensions.torchserve.config.snapshot import last_written
 from headrace.config.suggestions import listing
-from headrace.errors import Conflict, last_line
+from headrace.errors import last_line
 from headrace.observability.worker_report import WorkerReport
 from headrace.registry.model import Change, RegisteredModel, Registry
 
-#: How often a change is made again after another client has changed the same model.
-TRIES: Final = 10
+#: How long a change waits for its turn while other clients change the same model.
+TURN_S: Final = 30.0
 #: How much longer than a load may take a request waits for it.
 SLACK_S: Final = 30.0
 #: How long a request waits for workers that need no load to follow.
@@ -89,17 +89,11 @@ async def change(
         The model as it is then; None if it is removed.
 
     Raises:
-        HeadraceError: the change is refused; Conflict if that happened TRIES times.
+        HeadraceError: the change is refused; Conflict if its turn has not come in TURN_S.
     """
     registry = registry_of(services)
     by = request.caller.key_id or "a client of TorchServe's API"
-    for left in reversed(range(TRIES)):
-        try:
-            changed = await registry.change(name, make, by)
-            break
-        except Conflict:
-            if not left:
-                raise
+    changed = await registry.change(name, make, by, turn_s=TURN_S)
     await _until_in_snapshot(services, registry.registry.generation)
     return changed
 

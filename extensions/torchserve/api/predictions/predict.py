@@ -342,7 +342,8 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         RETRY_AFTER,
         *((REPLAYED,) if replayed else ()),
     )
-    return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)
+    body = job_object(job, waiting_for=waiting_for, replayed=replayed)
+    return Reply(202, body, headers=headers)
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -33,6 +34,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from api.grpc.room import Room, own_port
+from api.grpc.server import WATCHES_MAX
 from headrace.access.api_key import Scope
 from headrace.config.model.catalog import load_catalog
 from headrace.config.settings import Settings
@@ -49,6 +51,8 @@ from tests.harness.workers.worker import celery_worker, write_models
 SERVICE: Final = "inference.GRPCInferenceService"
 COUNT: Final = np.arange(32, dtype=np.int32).reshape(2, 16)
 ONES: Final = np.ones((2, 16), np.int32)
+#: Clients that load a model at the same time.
+LOADS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -207,6 +211,38 @@ def test_a_model_is_unloaded_and_loaded(client: triton.InferenceServerClient, st
     )
     assert client.is_model_ready("identity_int8")
     assert refusal(lambda: client.load_model("nope"))[0] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "gRPC"])
+def test_loads_at_once_wait_for_their_turn(
+    site: Site, client: triton.InferenceServerClient, protocol: str
+) -> None:
+    together = threading.Barrier(LOADS)
+
+    def load_by_http() -> None:
+        url = f"{site.process.url}/v2/repository/models/identity_int8/load"
+        with httpx2.Client(timeout=120, verify=PLAIN) as http:
+            together.wait(60)
+            answer = http.post(url)
+        assert answer.status_code == 200, answer.text
+
+    def load_by_grpc() -> None:
+        with triton.InferenceServerClient(site.address) as own:
+            own.is_server_live()
+            together.wait(60)
+            own.load_model("identity_int8")
+
+    with ThreadPoolExecutor(LOADS) as threads:
+        load = load_by_http if protocol == "HTTP" else load_by_grpc
+        for ended in [threads.submit(load) for _ in range(LOADS)]:
+            ended.result(120)
+    assert client.is_model_ready("identity_int8")
+    with ThreadPoolExecutor(LOADS) as threads:
+        unloads = [threads.submit(client.unload_model, "identity_int8") for _ in range(LOADS)]
+        for ended in unloads:
+            ended.result(120)
+    assert not client.is_model_ready("identity_int8")
+    client.load_model("identity_int8")
 
 
 def test_infer_is_a_job(site: Site, stub: Any) -> None:
@@ -396,6 +432,67 @@ def test_open_calls_leave_room_for_others(site: Site, client: triton.InferenceSe
         finally:
             for one in silent:
                 one.cancel()
+            never.set()
+
+
+def test_silent_calls_without_a_key_end(site: Site, tmp_path: Path) -> None:
+    port, never = free_port(), threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        never.wait()
+        yield from ()
+
+    def first_alone() -> Iterator[bytes]:
+        yield b""
+        never.wait()
+
+    with (
+        api_process(
+            site.redis.url,
+            site.models,
+            inference_protocols_grpc_port=str(port),
+            request_timeout_s="1",
+            state_dir=str(tmp_path / "state"),
+        ),
+        grpc.insecure_channel(f"127.0.0.1:{port}") as channel,
+    ):
+        health, reflection = "/grpc.health.v1.Health", "/grpc.reflection.v1alpha.ServerReflection"
+        streams = [
+            channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(nothing()),
+            channel.unary_stream(f"{health}/Watch")(b""),
+        ]
+        try:
+            silent = [
+                *(channel.stream_unary(f"{health}/Check").future(nothing()) for _ in range(100)),
+                *(
+                    channel.stream_unary(f"/{SERVICE}/ServerLive").future(nothing())
+                    for _ in range(9)
+                ),
+                channel.stream_stream(f"{health}/Watch")(nothing()),
+                channel.stream_stream(f"{reflection}/ServerReflectionInfo")(nothing()),
+                channel.stream_stream(f"{reflection}/ServerReflectionInfo")(first_alone()),
+            ]
+            # grpcio shows the end of a stream once its answers are read.
+            assert next(streams[1])
+            assert next(silent[-1])
+            assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
+            assert {one.details() for one in silent} <= {
+                "no message has come within 1 s. Send it sooner, or raise request_timeout_s "
+                "(HEADRACE_REQUEST_TIMEOUT_S).",
+                "the message has not come within 1 s, and other calls wait to send theirs. Send it "
+                "faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
+            }
+            assert not any(one.done() for one in streams)
+            # Watches are limited too, so that others have room.
+            watches = [channel.unary_stream(f"{health}/Watch")(b"") for _ in range(WATCHES_MAX)]
+            wait_until(lambda: any(one.done() for one in watches), "one is refused")
+            refused = [one.code().name for one in watches if one.done()]
+            assert refused == ["RESOURCE_EXHAUSTED"]
+            assert channel.unary_unary(f"{health}/Check")(b"") == b"\x08\x01"
+            for one in watches:
+                one.cancel()
+            wait_until(lambda: next(channel.unary_stream(f"{health}/Watch")(b"")), "there is room")
+        finally:
             never.set()
 
 

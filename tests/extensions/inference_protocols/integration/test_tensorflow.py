@@ -199,6 +199,13 @@ def test_a_client_can_leave_its_jobs_behind(api: ApiServer) -> None:
     jobs = [job["id"] for job in several.json()["jobs"]]
     assert several.headers["headrace-job"] == ", ".join(jobs)
     assert [api.ended(job)["result"] for job in jobs] == ["a", "b"]
+    assert not any("replayed" in job for job in several.json()["jobs"])
+    repeated = ask(
+        api, "echo:predict", {"instances": ["a", "b"]}, **ASYNC, **{"idempotency-key": "k"}
+    )
+    assert [(job["id"], job["replayed"]) for job in repeated.json()["jobs"]] == [
+        (job, True) for job in jobs
+    ]
     again = ask(api, "echo:predict", {"instances": ["a", "b"]}, **{"idempotency-key": "k"})
     assert again.json() == {"predictions": ["a", "b"]}
     assert again.headers["headrace-job"] == ", ".join(jobs)

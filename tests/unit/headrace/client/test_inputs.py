@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -18,7 +21,14 @@ from PIL import Image
 from handlers.common.images import decode
 from headrace.client import calls
 from headrace.client.http.retries import Session
-from headrace.client.inputs import NPY_TYPE, InputRef, encode_input, job_line
+from headrace.client.inputs import (
+    NPY_TYPE,
+    InputRef,
+    checked_options,
+    encode_input,
+    job_line,
+    plain_parameters,
+)
 from headrace.errors import InvalidRequest
 from headrace.jobs.values.encoding import decode_input, decode_nested
 from tests.harness.pictures import oriented
@@ -72,25 +82,47 @@ def test_parts_that_are_not_json_have_their_form_inside_json(tmp_path: Path) -> 
 
 
 def test_parameters_of_a_job_are_json() -> None:
-    line = job_line("m", 1, None, None, {}, parameters={"top_k": np.int64(3), "t": 0.5})
-    assert msgspec.json.decode(line)["parameters"] == {"top_k": 3, "t": 0.5}
+    sent = plain_parameters({"top_k": np.int64(3), "t": 0.5, "of": {1: (None, np.ones(2))}})
+    assert sent == {"top_k": 3, "t": 0.5, "of": {"1": [None, [1.0, 1.0]]}}
+    line = job_line("m", 1, None, None, {}, parameters=sent)
+    assert msgspec.json.decode(line)["parameters"] == sent
     assert b"parameters" not in job_line("m", 1, None, None, {}, parameters={})
+    assert plain_parameters(None) == {}
     with pytest.raises(InvalidRequest, match="a parameter cannot be sent"):
-        job_line("m", 1, None, None, {}, parameters={"top_k": object()})
+        plain_parameters({"top_k": object()})
     with pytest.raises(InvalidRequest, match="parameters: expected a mapping, got list"):
-        job_line("m", 1, None, None, {}, parameters=["top_k"])  # type: ignore[arg-type]
-    line = job_line("m", 1, None, None, {}, parameters={"top_k": None})
-    assert msgspec.json.decode(line)["parameters"] == {"top_k": None}
+        plain_parameters(["top_k"])  # type: ignore[arg-type]
+    assert plain_parameters({"top_k": None}) == {"top_k": None}
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, np.float32("nan")])
-def test_a_parameter_or_an_option_that_is_no_number_does_not_become_the_default(
-    value: float,
+@pytest.mark.parametrize("value", [math.nan, -math.inf, np.float32("nan"), pd.NA, pd.NaT])
+@pytest.mark.parametrize(
+    ("place", "wrap"),
+    [
+        ("x", lambda value: value),
+        (r"x\[1\]", lambda value: [1, value]),
+        (r"x\[0\]\.y", lambda value: ({"y": value},)),
+        (r"x\.1", lambda value: {1: value}),
+    ],
+)
+def test_a_parameter_or_an_option_that_is_no_number_does_not_become_null(
+    value: Any, place: str, wrap: Callable[[Any], Any]
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"parameter threshold: -?(nan|inf) is not a number"):
-        job_line("m", 1, None, None, {}, parameters={"threshold": value})
-    with pytest.raises(InvalidRequest, match=r"option timeout: -?(nan|inf) is not a number"):
-        job_line("m", 1, None, None, {"timeout": float(value)})
+    problem = r": -?(nan|inf) is not a number"
+    with pytest.raises(InvalidRequest, match=f"parameter {place}{problem}"):
+        plain_parameters({"before": 1.5, "x": wrap(value)})
+    metadata = {"metadata": {"x": wrap(value)}}
+    checks: list[Callable[[Any], Any]] = [checked_options, partial(job_line, "m", 1, None, None)]
+    for check in checks:
+        with pytest.raises(InvalidRequest, match=rf"option metadata\.{place}{problem}"):
+            check(metadata)
+        with pytest.raises(InvalidRequest, match=f"option timeout{problem}"):
+            check({"timeout": value})
+
+
+def test_an_array_in_a_parameter_keeps_no_nan() -> None:
+    with pytest.raises(InvalidRequest, match=r"parameter x\[0\]\[1\]: nan is not a number"):
+        plain_parameters({"x": np.array([[1, math.nan]])})
 
 
 def test_the_callers_type_wins() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.observability import log_output, logs
 from headrace.observability.log_output import LogOutput
-from headrace.redis.outages import LineLimit
+from headrace.redis.outages import LineLimit, OutageLog
 
 LINES = 20_000
 
@@ -143,7 +143,7 @@ def test_the_log_of_a_process_says_what_is_missing() -> None:
     os.close(reader)
 
 
-def test_an_outage_has_a_line_per_second_and_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outage_has_ever_fewer_lines_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("headrace.redis.outages.time.monotonic", lambda: now)
     limit = LineLimit()
@@ -152,5 +152,27 @@ def test_an_outage_has_a_line_per_second_and_kind(monkeypatch: pytest.MonkeyPatc
     assert limit.allows("b") == ""
     now = 101.0
     assert limit.allows("a") == " (and 812 more)"
-    now = 102.0
+    lines = 0
+    for _ in range(1000):
+        now += 1
+        lines += limit.allows("a") is not None
+    assert 15 < lines < 25, "seldom, but not never"
+    now += 11
+    assert limit.allows("a") is not None, "another outage"
+    now += 1
     assert limit.allows("a") == ""
+
+
+def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    outage = OutageLog(logging.getLogger("headrace.test"), "deliveries")
+    with caplog.at_level("INFO", "headrace.test"):
+        outage.ended()
+        for _ in range(2):
+            for _ in range(100):
+                outage.began("Redis does not answer")
+            for _ in range(100):
+                outage.ended()
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "Redis is unreachable; deliveries go on when it is back"),
+        ("INFO", "Redis is back; deliveries go on"),
+    ] * 2  # fmt: skip

@@ -6,6 +6,10 @@ import inspect
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.app import trace
+from celery.exceptions import Reject
+from celery.states import REJECTED
 from celery.worker import heartbeat
 from celery.worker import state as celery_state
 from celery.worker.consumer import Consumer
@@ -46,6 +50,23 @@ def test_the_logical_clock_is_advanced_by_many_ticks_at_once() -> None:
     first = clock.forward()
     assert celery_internals.take_ticks(clock, 3) == first + 1
     assert clock.forward() == first + 4
+
+
+def test_a_task_that_is_requeued_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace, "log_policy_reject", trace.log_policy_reject)
+    celery_internals.log_no_rejections()
+    app = Celery(set_as_current=False, broker="memory://", backend="cache+memory://")
+
+    @app.task
+    def rejects() -> None:
+        raise Reject("Redis does not answer", requeue=True)
+
+    with caplog.at_level("INFO"):
+        result: Any = rejects.apply()
+        assert result.state == REJECTED
+    assert not caplog.records
 
 
 def test_task_events_go_where_kombu_reads_them() -> None:

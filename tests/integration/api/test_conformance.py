@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.http.problems import PROBLEMS
-from api.openapi import SCHEMAS, document
+from api.openapi import components, document
 from api.openapi.problems import JOB_PROBLEMS
 from headrace import __version__
 from headrace.config.inputs.input_schema import InputSection
@@ -194,7 +194,7 @@ def run(api: ApiServer, described: dict[str, Any], *arguments: str) -> str:
     # Here, since no other process of the tests needs it.
     from schemathesis.cli import schemathesis
 
-    described["components"]["schemas"].update(strict(SCHEMAS))
+    described["components"]["schemas"].update(strict(components()))
     Path("openapi.json").write_text(json.dumps(described))
     Path("schemathesis.toml").write_text(configuration())
     # Its command, but not as a process: that would import it, and our hooks the API, once more.

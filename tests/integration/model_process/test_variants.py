@@ -61,7 +61,8 @@ def test_a_job_never_waits_for_a_compilation(redis_db: RedisServer, tmp_path: Pa
         tmp_path, sizes={**COMPILED, "allowed_batch_sizes": [2, 4], "optimize": wanted}
     )
     with (
-        celery_worker(redis_db.url, path, tmp_path) as worker,
+        # Two threads wait for each other when other tests have the cores: eager would be faster.
+        celery_worker(redis_db.url, path, tmp_path, environ={"OMP_NUM_THREADS": "1"}) as worker,
         Client(redis_db.url, path) as client,
     ):
         worker.wait_ready("sizes", timeout_s=LOAD_S)

@@ -44,7 +44,7 @@ from tests.harness.wait import wait_until
 pytestmark = pytest.mark.timeout(1500)
 
 #: The time between two jobs. Without it, they take the cores from what is tested.
-PAUSE_S = 0.1
+PAUSE_S = 0.05
 #: The options with the highest peak.
 BEST: dict[str, Any] = {"max_batch_size": 64, "max_batch_delay_ms": 0}
 

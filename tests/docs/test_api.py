@@ -10,7 +10,7 @@ import pytest
 from api.app import create_app
 from api.components.model_status import NO_WORKER
 from api.http.problems import PROBLEMS
-from api.openapi import SCHEMAS
+from api.openapi import components
 from headrace.config.settings import Settings
 from headrace.jobs.job import State
 from headrace.jobs.options import DEFAULT_OPTIONS, JobOptions
@@ -65,7 +65,7 @@ def test_every_option_is_documented() -> None:
 def test_every_field_of_the_job_object_is_documented() -> None:
     text = section("The job object").partition("`GET")[0]
     documented = [name for cells in rows(text) for name in re.findall(r"`(\w+)`", cells[0])]
-    assert sorted(documented) == sorted(SCHEMAS["JobObject"]["properties"])
+    assert sorted(documented) == sorted(components()["JobObject"]["properties"])
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Site:
 def site_over(kind: str, folder: Path) -> Iterator[Site]:
     models = write_models(
         folder,
-        echo={"handler": "echo", "max_batch_size": 8},
+        echo={"handler": "echo", "max_batch_size": 8, "retry_backoff_max_s": 1},
         one={"handler": f"{HANDLERS / 'gated.py'}:Gated", "max_batch_size": 1},
     )
     with ExitStack() as stack:

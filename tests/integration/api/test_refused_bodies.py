@@ -22,7 +22,7 @@ from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
 
 BODY_BYTES: Final = 5_000_000
-COUNT: Final = 20
+COUNT: Final = 10
 #: What may differ by chance: a few bodies, of which the allocator keeps the memory.
 MOST_BYTES: Final = 5 * BODY_BYTES
 LONG: Final = "x" * BODY_BYTES

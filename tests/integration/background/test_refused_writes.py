@@ -24,9 +24,10 @@ from tests.integration.background.test_background import (
 LOST = ("Connection to broker lost", "Cannot connect to redis")
 
 
-@pytest.fixture(params=[pytest.param("redis7", marks=pytest.mark.slow), "valkey9"])
+@pytest.fixture
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    with redis_server(request.param, "--appendonly", "yes", "--appendfsync", "always") as made:
+    flavour = getattr(request, "param", "valkey9")
+    with redis_server(flavour, "--appendonly", "yes", "--appendfsync", "always") as made:
         yield made
 
 

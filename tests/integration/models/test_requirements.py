@@ -31,6 +31,13 @@ os.execv(sys.executable, [sys.executable, "-c", code])
 SPAWN = multiprocessing.get_context("spawn")
 
 
+@pytest.fixture
+def quick_installer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have uv install where it is beside Python, also in other processes: pip takes seconds."""
+    scripts = sysconfig.get_path("scripts")
+    monkeypatch.setenv("PATH", os.pathsep.join([scripts, os.environ["PATH"]]))
+
+
 @pytest.fixture(params=["pip", "uv"])
 def installer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "pip":
@@ -95,6 +102,7 @@ def test_a_failure_has_the_installers_words_and_is_tried_again(
     assert (installed(file, tmp_path / "environments") / "no_such_package_1.py").exists()
 
 
+@pytest.mark.usefixtures("quick_installer")
 def test_processes_that_start_at_once_install_once(tmp_path: Path) -> None:
     file, environments = requirements(tmp_path, "weather"), tmp_path / "environments"
     processes = [SPAWN.Process(target=installed, args=(file, environments)) for _ in range(3)]
@@ -134,6 +142,7 @@ def aged(environments: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.usefixtures("quick_installer")
 def test_only_what_no_model_names_and_no_process_uses_is_removed(tmp_path: Path) -> None:
     environments = tmp_path / "environments"
     files = [requirements(tmp_path / name, "weather") for name in ("one", "two")]
@@ -155,6 +164,7 @@ def test_only_what_no_model_names_and_no_process_uses_is_removed(tmp_path: Path)
     assert not list(environments.glob(".old-*"))
 
 
+@pytest.mark.usefixtures("quick_installer")
 def test_nothing_is_removed_while_a_models_file_cannot_be_read(tmp_path: Path) -> None:
     environments = tmp_path / "environments"
     with user_of(requirements(tmp_path, "weather"), environments):

@@ -123,7 +123,7 @@ def killed_in_the_middle(site: Site, asked: Any) -> tuple[str, Any]:
 
 @pytest.mark.slow
 def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
-    values = [question(NAMES[n], ignore_eos=True, max_tokens=300) for n in range(SLOTS)]
+    values = [question(NAMES[n], ignore_eos=True, max_tokens=200) for n in range(SLOTS)]
     values[1] |= {"temperature": 1.0, "seed": 7}
     values[3] |= {"temperature": 0.7, "top_p": 0.9, "seed": 8}
     expected = [result(site, site.submit(value)) for value in values]
@@ -144,7 +144,7 @@ def test_offline_answers_that_make_way_are_the_same(site: Site) -> None:
 
 @pytest.mark.slow
 def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
-    asked = question("zip", ignore_eos=True, max_tokens=400)
+    asked = question("zip", ignore_eos=True, max_tokens=250)
     expected = result(site, site.submit(asked))
     job_id, found = killed_in_the_middle(site, asked)
     assert found == expected
@@ -153,7 +153,7 @@ def test_a_killed_process_does_not_change_a_text(site: Site) -> None:
 
 @pytest.mark.slow
 def test_log_probabilities_survive_a_killed_process(site: Site) -> None:
-    asked = question("zip", ignore_eos=True, max_tokens=400, logprobs=1)
+    asked = question("zip", ignore_eos=True, max_tokens=250, logprobs=1)
     first = site.submit(asked)
     assert site.ended(first)["status"] == "succeeded"
     job_id, _ = killed_in_the_middle(site, asked)

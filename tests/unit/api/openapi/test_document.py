@@ -17,7 +17,7 @@ from referencing.jsonschema import DRAFT202012
 
 from api.extension import examples, operations
 from api.http.problems import PROBLEMS
-from api.openapi import SCHEMAS, document
+from api.openapi import components, document
 from api.openapi.problems import problem_schemas
 from api.openapi.schemas import CONDITIONS, answer_schemas, parameter_schemas, request_schemas
 from api.routes.media import IDEMPOTENCY_KEY
@@ -180,13 +180,13 @@ def test_a_request_has_what_msgspec_reads() -> None:
     assert schemas["Kept"]["required"] == []
     assert schemas["Kept"]["properties"]["never_absent"] == {"type": "integer", "default": 0}
     assert schemas["Omitted"]["properties"]["never_null"]["type"] == ["integer", "null"]
-    priority = SCHEMAS["JobOptions"]["properties"]["priority"]
+    priority = components()["JobOptions"]["properties"]["priority"]
     assert (priority["minimum"], priority["maximum"]) == (0, 9)
 
 
 def test_every_example_and_condition_is_of_a_type() -> None:
-    assert examples().keys() <= SCHEMAS.keys()
-    assert CONDITIONS.keys() <= SCHEMAS.keys()
+    assert examples().keys() <= components().keys()
+    assert CONDITIONS.keys() <= components().keys()
 
 
 def test_a_query_parameter_is_never_null() -> None:
@@ -199,7 +199,7 @@ def test_a_query_parameter_is_never_null() -> None:
     "text", ["", ".", "..", "a", "A-Z_0.9:@", "a" * 128, "a" * 129, "a/b", "a b", "ä"]
 )
 def test_ids_and_keys_have_the_grammar_that_they_are_checked_by(text: str) -> None:
-    schema = SCHEMAS["JobRequest"]["properties"]["id"]
+    schema = components()["JobRequest"]["properties"]["id"]
     assert Draft202012Validator(schema).is_valid(text) == is_id(text)
     try:
         check_key(text)

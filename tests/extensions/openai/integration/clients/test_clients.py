@@ -31,11 +31,13 @@ CLIENTS = (
     "litellm",
 )  # fmt: skip
 LIMIT_S = 300
+#: Else LiteLLM asks another host for prices, and tries again for seconds.
+ALONE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 
 
 def run(*command: str | Path, folder: Path) -> None:
     ended = subprocess.run(
-        command, cwd=folder, env=clean_environment(), timeout=LIMIT_S, check=False,
+        command, cwd=folder, env=clean_environment(**ALONE), timeout=LIMIT_S, check=False,
         capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, f"after {ended.stdout}: {ended.stderr[-4000:]}"
@@ -66,9 +68,10 @@ def litellm_proxy(site: Site, tmp_path: Path, needs_clients: None) -> Iterator[s
         PYTHON, "-m", "litellm.proxy.proxy_cli", "--config", config, "--port", str(port),
         "--host", "127.0.0.1", "--telemetry", "False",
     ]  # fmt: skip
-    environment = clean_environment(LITELLM_LOCAL_MODEL_COST_MAP="True")
     with (tmp_path / "proxy.log").open("wb") as log:
-        proxy = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        proxy = subprocess.Popen(
+            command, cwd=tmp_path, env=clean_environment(**ALONE), stdout=log, stderr=log
+        )
     try:
 
         def answers() -> bool:

@@ -214,7 +214,7 @@ ALONE: Final = (
         (
             *(
                 ask
-                for number in (0, -2, -5)
+                for number in (0, -2)
                 for name in ("batch_size", "max_batch_delay", "response_timeout")
                 for ask in (
                     manage("POST", f"/models?url=echo.mar&initial_workers=1&{name}={number}"),

@@ -51,14 +51,15 @@ with reserved(sys.argv[1], "paced", "headrace tune in /there") as reservation:
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-#: `headrace` with trials that find the peak only roughly: each takes seconds instead of a minute.
-#: A request to a server that does not answer is repeated for one second only.
+#: `headrace` with trials of one short load: each takes seconds instead of a minute. A request to a
+#: server that does not answer is repeated for one second only.
 ROUGH = """
 import sys
 from functools import partial
 from headrace.cli.main import main
+from extensions.tuning.bench import measure
 from extensions.tuning.tune import deployment, trials
-trials._LOAD_S, trials._FIRST, trials._OTHERS = 0.5, (8.0, 8.0), (8.0, 8.0)
+trials._LOAD_S, measure.LOADS_MAX = 0.5, 1
 deployment.Client = partial(deployment.Client, retry_s=1)
 sys.argv[0] = "headrace"
 main()

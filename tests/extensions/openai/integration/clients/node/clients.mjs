@@ -8,7 +8,7 @@ import { z } from "zod";
 
 const [url] = process.argv.slice(2);
 const model = "docs";
-const text = "Weather in Paris?";
+const text = "Where is Paris?";
 const city = z.object({ name: z.enum(["Paris", "Rome"]), size: z.number().int().min(1).max(9) });
 const schema = {
   type: "object",

@@ -99,7 +99,7 @@ def cyclic(kind: Any, field: str, seen: tuple[type, ...] = ()) -> Iterator[str]:
 
 def test_no_field_leads_back() -> None:
     found = set(structs())
-    assert len(found) > 100
+    assert len(found) > 20
     assert [field for struct in found for field in cyclic(struct, "")] == []
 
 

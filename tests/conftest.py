@@ -122,12 +122,12 @@ TOGETHER: Final = (
 )
 TESTS: Final = Path(__file__).parent
 #: What takes a second or two to import. One test process runs all modules of fast tests that import
-#: it, and the others do not even collect them.
+#: it, and the others do not even collect them. Of two processes one has torch to itself: its tests
+#: fork, and other packages have threads.
 DEAR: Final = (
     r"openai|tests\.extensions\.openai\.harness\.batches",
     r"torch|transformers|handlers|tests\.harness\.(digits|programs|variants)|tests\.gpu",
-    r"tritonclient|tests\.extensions\.inference_protocols\.integration",
-    r"pandas|ray",
+    r"tritonclient|tests\.extensions\.inference_protocols\.integration|pandas|ray",
 )
 _IMPORTS: Final = [
     re.compile(rf"^ *(import|from) ({names})\b|importorskip\(.({names})\b", re.MULTILINE)

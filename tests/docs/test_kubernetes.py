@@ -72,7 +72,7 @@ class Walkthrough:
         rest = [self.path(word) for word in rest]
         status, text, errors = helm("template", *rest)
         assert status == 0, errors
-        self.objects = [one for one in yaml.safe_load_all(text) if one]
+        self.objects = [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
         for one in self.objects:
             for rule in one.get("rules", []) if one["kind"] == "Role" else []:
                 self.secrets |= {name: {"key"} for name in rule.get("resourceNames", [])}

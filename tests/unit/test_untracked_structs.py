@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
-import pytest
 
 import api
 import extensions
@@ -98,9 +97,10 @@ def cyclic(kind: Any, field: str, seen: tuple[type, ...] = ()) -> Iterator[str]:
         yield f"{field}: {kind}"
 
 
-@pytest.mark.parametrize("struct", sorted(set(structs()), key=str))
-def test_no_field_leads_back(struct: type[msgspec.Struct]) -> None:
-    assert list(cyclic(struct, "")) == []
+def test_no_field_leads_back() -> None:
+    found = set(structs())
+    assert len(found) > 20
+    assert [field for struct in found for field in cyclic(struct, "")] == []
 
 
 class Kept(msgspec.Struct, gc=False):

@@ -32,7 +32,7 @@ def load(files: Sequence[Path], variables: Mapping[str, str]) -> dict[str, Any]:
     """`docker compose -f FILE -f FILE config`, with these variables from `.env` and the shell."""
     model: dict[str, Any] = {}
     for file in files:
-        parsed = yaml.safe_load(file.read_text("utf-8"))
+        parsed = yaml.load(file.read_text("utf-8"), yaml.CSafeLoader)
         # Extension fields are of use to YAML anchors only, which are resolved by now.
         plain = {key: value for key, value in parsed.items() if not key.startswith("x-")}
         model = merge(model, _normal(interpolated(plain, variables)))

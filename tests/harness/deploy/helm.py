@@ -68,7 +68,7 @@ def rendered(
         "template", release, str(CHART), "--namespace", NAMESPACE, *arguments, values=values
     )
     assert status == 0, errors
-    return [one for one in yaml.safe_load_all(text) if one]
+    return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
 
 
 def manifests() -> str:

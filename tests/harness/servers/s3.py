@@ -7,12 +7,13 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
-
-from moto.server import ThreadedMotoServer
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from headrace.payloads.s3_client import s3_client
+
+if TYPE_CHECKING:
+    from moto.server import ThreadedMotoServer
 
 #: What boto's own chain finds.
 CREDENTIALS = {
@@ -56,8 +57,7 @@ class S3Server:
 
     def start_again(self) -> None:
         port = int(self.url.rpartition(":")[2])
-        self.server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-        self.server.start()
+        self.server = _started(port)
 
 
 @contextmanager
@@ -65,8 +65,7 @@ def s3_server() -> Iterator[S3Server]:
     """A server, with credentials for it in this process' environment while it runs."""
     before = {name: os.environ.get(name) for name in CREDENTIALS}
     os.environ.update(CREDENTIALS)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
+    server = _started(0)
     _, port = server.get_host_and_port()
     running = S3Server(f"http://127.0.0.1:{port}", server)
     try:
@@ -78,3 +77,27 @@ def s3_server() -> Iterator[S3Server]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@cache
+def share_descriptions() -> None:
+    """Let all sessions of boto in this process share what they read of S3, 0.1 s of CPU each."""
+    from botocore.loaders import JSONFileLoader
+
+    read = cache(JSONFileLoader().load_file)
+
+    def load_file(self: JSONFileLoader, file_path: str) -> Any:
+        del self
+        return read(file_path)
+
+    JSONFileLoader.load_file = load_file  # type: ignore[method-assign]
+
+
+def _started(port: int) -> ThreadedMotoServer:
+    # It takes half a second to import.
+    from moto.server import ThreadedMotoServer
+
+    share_descriptions()
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    server.start()
+    return server

@@ -214,7 +214,7 @@ def test_a_client_may_send_all_before_it_reads(redis_db: RedisServer) -> None:
 
 
 def test_many_lines_keep_their_order(redis_db: RedisServer) -> None:
-    count = 5000
+    count = 2000
     with api_server(redis_db.url, catalog(echo=DEEP, other=DEEP)) as api:
         lines = [job(n, ("echo", "other")[n % 2], id=f"job-{n}") for n in range(count)]
         answers = bulk(api, *lines)

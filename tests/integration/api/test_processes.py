@@ -29,7 +29,9 @@ PAUSE_S = 0.01
 def submit(api: ApiProcesses, count: int) -> None:
     """Submit jobs, each on a connection of its own."""
     for number in range(count):
-        response = httpx2.post(f"{api.url}/api/v1/models/echo/jobs", json=number, timeout=30)
+        response = httpx2.post(
+            f"{api.url}/api/v1/models/echo/jobs", json=number, timeout=30, verify=PLAIN
+        )
         assert response.status_code == 202, response.text
 
 
@@ -93,7 +95,9 @@ def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
         for pid in dead:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: gone(*dead), "both are dead")
-        assert httpx2.get(f"{api.url}/live", timeout=START_TIMEOUT_S).status_code == 200
+        assert (
+            httpx2.get(f"{api.url}/live", timeout=START_TIMEOUT_S, verify=PLAIN).status_code == 200
+        )
         # Who has answered is another; the supervisor may not have collected both yet.
         assert gone(*dead)
 
@@ -102,7 +106,7 @@ def test_a_process_that_ends_comes_back_and_the_port_never_refuses_until_a_stop(
         assert api.stop() == 0
         assert gone(*pids)
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{api.url}/live", timeout=60)
+            httpx2.get(f"{api.url}/live", timeout=60, verify=PLAIN)
         assert "Traceback" not in api.text()
 
 
@@ -144,9 +148,11 @@ def test_it_listens_on_ipv6(tmp_path: Path, redis_db: RedisServer) -> None:
         pytest.skip("this machine has no IPv6")
     with api_processes(tmp_path, redis_db.url, 2, "--host", "::1") as api:
         assert f"http://[::1]:{api.port}" in api.text()
-        assert httpx2.get(f"http://[::1]:{api.port}/live", timeout=60).status_code == 200
+        assert (
+            httpx2.get(f"http://[::1]:{api.port}/live", timeout=60, verify=PLAIN).status_code == 200
+        )
         with pytest.raises(httpx2.ConnectError):
-            httpx2.get(f"{api.url}/live", timeout=60)
+            httpx2.get(f"{api.url}/live", timeout=60, verify=PLAIN)
 
 
 def test_a_name_is_listened_on_at_each_of_its_addresses(
@@ -183,7 +189,9 @@ def test_counts_are_those_of_all_processes_and_outlive_them(
         with api_processes(tmp_path / "b", redis_db.url) as other:
             submit(one, 4)
             submit(other, 3)
-            bad = httpx2.post(f"{other.url}/api/v1/models/echo/jobs?priority=x", json=1, timeout=60)
+            bad = httpx2.post(
+                f"{other.url}/api/v1/models/echo/jobs?priority=x", json=1, timeout=60, verify=PLAIN
+            )
             assert bad.status_code == 400
             wait_until(lambda: one.admitted() == other.admitted() == 7, "all are counted")
             # It is alone, and ends by the signal that it was sent.

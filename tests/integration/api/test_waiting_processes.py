@@ -22,6 +22,7 @@ from headrace.jobs.message import Message
 from headrace.redis import keys
 from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.fakes.worker import Answer, claim, settle
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_processes import ApiProcesses, api_processes
 from tests.harness.servers.redis_servers import RedisServer, redis_server
 from tests.harness.wait import wait_until
@@ -79,7 +80,9 @@ def subscribers(client: redis.Redis, job_id: str) -> int:
 
 
 def waits_for(api: ApiProcesses, job_id: str, pool: ThreadPoolExecutor) -> Future[httpx2.Response]:
-    return pool.submit(httpx2.get, f"{api.url}/api/v1/jobs/{job_id}?wait=60", timeout=90)
+    return pool.submit(
+        httpx2.get, f"{api.url}/api/v1/jobs/{job_id}?wait=60", timeout=90, verify=PLAIN
+    )
 
 
 def claimed_jobs(client: redis.Redis, count: int = 1) -> Claimed:
@@ -97,7 +100,9 @@ def test_requests_that_wait_on_several_processes_are_all_answered(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     one, other = pair
-    asked = [pool.submit(httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90)]
+    asked = [
+        pool.submit(httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90, verify=PLAIN)
+    ]
     claimed = claimed_jobs(client)
     job_id = claimed[0][0].id
     # On the process that has submitted it, and twice on the one that has not.
@@ -117,7 +122,9 @@ def test_a_wait_for_a_quiet_job_ends_on_each_process(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     line = b'{"model":"echo","input":1,"id":"quiet-1"}'
-    answer = httpx2.post(f"{pair[0].url}/api/v1/jobs/bulk?quiet=1", content=line, timeout=60)
+    answer = httpx2.post(
+        f"{pair[0].url}/api/v1/jobs/bulk?quiet=1", content=line, timeout=60, verify=PLAIN
+    )
     assert answer.json()["status"] == "queued"
     asked = [waits_for(api, "quiet-1", pool) for api in pair]
     wait_until(lambda: client.hget(keys.job("quiet-1"), "w") is None, "somebody listens")
@@ -146,7 +153,7 @@ def test_a_stock_clients_job_wakes_its_waiting_requests(
     for future in asked:
         job = future.result(60).json()
         assert (job["status"], job["result"]) == ("succeeded", None if ignore_result else 7)
-    result = httpx2.get(f"{pair[0].url}/api/v1/jobs/{sent.id}/result", timeout=60)
+    result = httpx2.get(f"{pair[0].url}/api/v1/jobs/{sent.id}/result", timeout=60, verify=PLAIN)
     assert result.status_code == (204 if ignore_result else 200)
 
 
@@ -173,7 +180,9 @@ def test_a_wait_asks_redis_for_nothing_until_it_is_woken(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     one, other = pair
-    asked = [pool.submit(httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90)]
+    asked = [
+        pool.submit(httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90, verify=PLAIN)
+    ]
     claimed = claimed_jobs(client)
     job_id = claimed[0][0].id
     asked += [waits_for(api, job_id, pool) for api in (one, other)]
@@ -213,7 +222,9 @@ def test_a_client_that_hangs_up_frees_its_waiter(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis, pool: ThreadPoolExecutor
 ) -> None:
     one, other = pair
-    own = pool.submit(httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90)
+    own = pool.submit(
+        httpx2.post, f"{one.url}{ECHO_JOBS}?wait=60", json=1, timeout=90, verify=PLAIN
+    )
     claimed = claimed_jobs(client)
     job_id = claimed[0][0].id
     stays = waits_for(one, job_id, pool)
@@ -233,7 +244,7 @@ def ask_until_ended(api: ApiProcesses, job_id: str, broken: list[str]) -> Any:
     """A client that takes an answer for what it is, and asks again after anything else."""
     while True:
         try:
-            answer = httpx2.get(f"{api.url}/api/v1/jobs/{job_id}?wait=60", timeout=90)
+            answer = httpx2.get(f"{api.url}/api/v1/jobs/{job_id}?wait=60", timeout=90, verify=PLAIN)
         except httpx2.TransportError as error:
             broken.append(type(error).__name__)
             continue
@@ -251,7 +262,9 @@ def test_processes_end_while_requests_wait(
 ) -> None:
     broken: list[str] = []
     with api_processes(tmp_path, server.url, 2) as api:
-        location = httpx2.post(f"{api.url}{ECHO_JOBS}", json=1, timeout=60).headers["location"]
+        location = httpx2.post(f"{api.url}{ECHO_JOBS}", json=1, timeout=60, verify=PLAIN).headers[
+            "location"
+        ]
         job_id = location.rpartition("/")[2]
         claimed = claimed_jobs(client)
         results: list[Any] = []
@@ -286,6 +299,6 @@ def test_processes_end_while_requests_wait(
 def test_an_unknown_id_is_not_waited_for(
     pair: tuple[ApiProcesses, ApiProcesses], client: redis.Redis
 ) -> None:
-    answer = httpx2.get(f"{pair[1].url}/api/v1/jobs/{new_id()}?wait=60", timeout=90)
+    answer = httpx2.get(f"{pair[1].url}/api/v1/jobs/{new_id()}?wait=60", timeout=90, verify=PLAIN)
     assert answer.status_code == 404
     assert job_channels(client) == []

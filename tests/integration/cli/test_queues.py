@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.redis import keys
 from tests.harness.clients.clients import SHELLS, client_of
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.deployments.site import Site
+from tests.harness.http.bulk import BULK, ndjson
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.wait import wait_until
@@ -86,7 +88,8 @@ def test_a_paused_queue_is_not_asked_again_and_again(api: ApiServer, server: Red
 
 def test_purge_cancels_what_waits_and_tells_who_waits_for_it(api: ApiServer) -> None:
     api.http.post(f"{QUEUE}/pause").raise_for_status()
-    ids = [api.http.post(JOBS, json=number).json()["id"] for number in range(1200)]
+    lines = ndjson({"model": "echo", "input": number} for number in range(1200))
+    ids = [json.loads(line)["id"] for line in api.http.post(BULK, content=lines).text.splitlines()]
     ids.append(api.http.post(f"{JOBS}?countdown=600", json=1).json()["id"])
     assert api.http.post(f"{QUEUE}/purge").json() == {"name": "headrace.echo", "cancelled": 1201}
     for job_id in (ids[0], ids[-1]):

@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.observability import counters
 from headrace.redis import connection, fast_connection, keys
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.processes.processes import suspend
 from tests.harness.servers.api_server import ApiServer, api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -74,7 +75,7 @@ def test_a_stop_reports_the_rest(redis_db: RedisServer) -> None:
     with redis_db.client() as client:
         with api_server(redis_db.url, catalog(echo={})) as api:
             for _ in range(5):
-                httpx2.post(f"{api.url}{ECHO_JOBS}?priority=x", json=1, timeout=60)
+                httpx2.post(f"{api.url}{ECHO_JOBS}?priority=x", json=1, timeout=60, verify=PLAIN)
         assert client.hget(keys.stats("echo"), "rejected:invalid-request") == b"5"
 
 
@@ -110,7 +111,7 @@ def test_scrapes_that_stand_behind_one_another_fail_together(
             scraping = [pool.submit(names, api) for _ in range(scrapes)]
             wait_until(lambda: sent, "the first report is sent")
             # Other requests are answered meanwhile.
-            assert httpx2.get(f"{api.url}/live", timeout=60).status_code == 200
+            assert httpx2.get(f"{api.url}/live", timeout=60, verify=PLAIN).status_code == 200
             assert not any(one.done() for one in scraping)
             free.set()
             for one in scraping:

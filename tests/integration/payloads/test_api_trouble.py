@@ -18,6 +18,7 @@ from headrace.server.ports import free_port
 from tests.harness.clients.access import http_as, make_key
 from tests.harness.clients.payloads import make_due, noted, payload_keys, sweep_all
 from tests.harness.deployments.payloads import BODY
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.s3 import s3_server
@@ -191,7 +192,9 @@ def test_an_api_killed_between_payload_and_message(
         redis_db.client() as client,
     ):
         try:
-            with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
+            with httpx2.Client(
+                base_url=f"http://127.0.0.1:{port}", timeout=60, verify=PLAIN
+            ) as http:
                 wait_until(lambda: _live(http), "the API serves", 90)
                 with pytest.raises(httpx2.HTTPError):
                     http.post("/api/v1/models/echo/jobs", content=BODY)

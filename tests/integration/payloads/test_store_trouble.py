@@ -22,6 +22,7 @@ from headrace.payloads.stores import THREADS
 from headrace.redis import keys
 from tests.harness.clients.payloads import make_due, submit_stored, sweep_all
 from tests.harness.deployments.worker_payloads import Site, site_over
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_server import api_server, catalog
 from tests.harness.servers.redis_servers import RedisServer
 from tests.harness.servers.s3 import S3Server, s3_server
@@ -155,7 +156,7 @@ def test_a_submit_is_answered_while_its_s3_server_hangs(
             url = f"{api.url}/api/v1/models/echo/jobs"
 
             def submit(_: int) -> tuple[int, str]:
-                answer = httpx2.post(url, content=BODY, timeout=30)
+                answer = httpx2.post(url, content=BODY, timeout=30, verify=PLAIN)
                 return answer.status_code, answer.json()["type"]
 
             with hung(server):

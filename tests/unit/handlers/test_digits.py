@@ -78,20 +78,20 @@ def test_the_split_is_the_same_for_training_and_measuring() -> None:
 @pytest.mark.parametrize("options", [{"dark_ink": False}, {"side_px": 8}, {"side_px": 150}])
 def test_polarity_and_size_do_not_matter(handler: Digits, options: dict[str, Any]) -> None:
     _, test = split()
-    pngs = [to_png(image, **options) for image in test.images]
-    assert accuracy(handler, pngs, test.labels.tolist()) >= 0.97
+    pngs = [to_png(image, **options) for image in test.images[:150]]
+    assert accuracy(handler, pngs, test.labels[:150].tolist()) >= 0.97
 
 
 def test_margins_jpeg_and_noise_do_not_matter(handler: Digits) -> None:
     _, test = split()
     noise = np.random.default_rng(0)
     photos = []
-    for image in test.images:
+    for image in test.images[:150]:
         paper = Image.new("L", (140, 100), 255)
         paper.paste(Image.open(io.BytesIO(to_png(image))), (50, 20))
         tones = np.asarray(paper) * 0.6 + 60 + noise.normal(0, 5, (100, 140))
         photos.append(encoded(Image.fromarray(tones.clip(0, 255).astype(np.uint8)), "JPEG"))
-    assert accuracy(handler, photos, test.labels.tolist()) >= 0.97
+    assert accuracy(handler, photos, test.labels[:150].tolist()) >= 0.97
 
 
 def test_an_answer_does_not_depend_on_its_batch(handler: Digits) -> None:

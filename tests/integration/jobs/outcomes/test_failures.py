@@ -28,6 +28,7 @@ from tests.harness.clients.celery_client import send, stock_client
 from tests.harness.clients.commands import headrace_here
 from tests.harness.fakes.worker import Answer, claim, echo, failure, settle
 from tests.harness.http.bulk import BULK, ndjson
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_process import api_process
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.servers.redis_servers import RedisServer, redis_server
@@ -219,7 +220,7 @@ def test_a_kill_during_a_retry_loses_and_doubles_nothing(
         def ask() -> None:
             # On a fast machine it may be answered before the kill.
             with suppress(httpx2.TransportError):
-                httpx2.post(path, timeout=60)
+                httpx2.post(path, timeout=60, verify=PLAIN)
 
         asking = threading.Thread(target=ask)
         asking.start()
@@ -298,7 +299,9 @@ def test_a_key_sees_its_own_failures_and_only_manage_retries(
 
         def ask(key: str, path: str, method: str = "GET", **options: Any) -> httpx2.Response:
             url = f"{secured.url}{path}"
-            return httpx2.request(method, url, headers=bearer(key), timeout=60, **options)
+            return httpx2.request(
+                method, url, headers=bearer(key), timeout=60, **options, verify=PLAIN
+            )
 
         ids = []
         for _, key in users:

@@ -28,6 +28,7 @@ from tests.harness.clients.commands import Commands, CommandsWithin
 from tests.harness.deployments import site as sites
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import Event, Reader, reading
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_server import ApiServer, api_server
 from tests.harness.wait import wait_until
 from tests.harness.workers.worker import HANDLERS
@@ -144,7 +145,7 @@ def test_a_job_from_its_queue_to_its_end_and_again_from_each_event(
         assert resumed[name] == [ended[-1]]
     assert resumed["ended"] == []
     assert told(site, job_id, "no id of ours", site.other) == [began, ended[-1]]
-    done = httpx2.get(site.url(job_id) + f"?last_event_id={ended[-1].id}", timeout=60)
+    done = httpx2.get(site.url(job_id) + f"?last_event_id={ended[-1].id}", timeout=60, verify=PLAIN)
     assert (done.status_code, done.content) == (204, b"")
 
 
@@ -238,10 +239,10 @@ def test_a_retry_is_scheduled_and_runs_again(site: Site) -> None:
 
 
 def test_who_may_not_see_a_job_and_what_is_no_job(site: Site) -> None:
-    assert httpx2.get(site.url("nobody"), timeout=60).status_code == 404
+    assert httpx2.get(site.url("nobody"), timeout=60, verify=PLAIN).status_code == 404
     (job_id,) = site.client.submit("m", {})
-    assert httpx2.get(site.url(job_id) + "?since=1", timeout=60).status_code == 400
-    assert httpx2.post(site.url(job_id), timeout=60).status_code == 405
+    assert httpx2.get(site.url(job_id) + "?since=1", timeout=60, verify=PLAIN).status_code == 400
+    assert httpx2.post(site.url(job_id), timeout=60, verify=PLAIN).status_code == 405
     head = httpx2.head(site.url(job_id), timeout=60)
     assert (head.status_code, head.headers["content-type"]) == (200, "text/event-stream")
 
@@ -324,7 +325,7 @@ def test_there_are_so_many_streams_and_an_orderly_stop_ends_them(
     ):
         one.wait_for("progress")
         two.wait_for("progress")
-        refused = httpx2.get(site.url(job_id, third), timeout=60)
+        refused = httpx2.get(site.url(job_id, third), timeout=60, verify=PLAIN)
         assert refused.status_code == 429
         assert refused.json()["type"] == "/problems/too-many-streams"
         assert refused.headers["retry-after"] == "5"

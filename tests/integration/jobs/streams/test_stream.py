@@ -25,6 +25,7 @@ from tests.harness.clients.commands import Commands, CommandsWithin
 from tests.harness.deployments import site as sites
 from tests.harness.deployments.shared import SharedDeployment
 from tests.harness.http.events import Reader, reading
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_processes import api_processes
 from tests.harness.servers.api_server import ApiServer
 from tests.harness.servers.redis_servers import redis_server
@@ -50,7 +51,7 @@ class Site(sites.Site):
 
     def lines(self, job_id: str) -> list[Any]:
         """The stream as JSON lines, up to the end of the job."""
-        text = httpx2.get(f"{self.url(job_id)}?format=ndjson", timeout=60).text
+        text = httpx2.get(f"{self.url(job_id)}?format=ndjson", timeout=60, verify=PLAIN).text
         return [json.loads(line) for line in text.splitlines() if line]
 
 
@@ -138,10 +139,12 @@ def test_the_other_formats(site: Site) -> None:
     job_id = site.submit({"pieces": ["grün ", {"x": 1}, "end"]})
     *_, last = site.lines(job_id)
     assert last["job"]["result"] == ["grün ", {"x": 1}, "end"]
-    text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+    text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60, verify=PLAIN)
     assert text.text == 'grün {"x":1}\nend'
     assert text.headers["content-type"] == "text/plain; charset=utf-8"
-    behind = httpx2.get(f"{site.url(job_id)}?format=text&starting_after=2", timeout=60)
+    behind = httpx2.get(
+        f"{site.url(job_id)}?format=text&starting_after=2", timeout=60, verify=PLAIN
+    )
     assert behind.text == "end"
 
 
@@ -154,9 +157,13 @@ def test_no_line_of_an_answer_has_another_end_in_it(site: Site) -> None:
     events = f"{site.api.url}/api/v1/jobs/{job_id}"
     bulk = f"{site.api.url}/api/v1/jobs/bulk"
     answers = [
-        httpx2.get(site.url(job_id), headers={"accept": "text/event-stream"}, timeout=60),
-        httpx2.get(f"{events}/events", timeout=60),
-        httpx2.post(bulk, content=json.dumps({"model": text}, ensure_ascii=False), timeout=60),
+        httpx2.get(
+            site.url(job_id), headers={"accept": "text/event-stream"}, timeout=60, verify=PLAIN
+        ),
+        httpx2.get(f"{events}/events", timeout=60, verify=PLAIN),
+        httpx2.post(
+            bulk, content=json.dumps({"model": text}, ensure_ascii=False), timeout=60, verify=PLAIN
+        ),
     ]
     for answer in answers:
         body = answer.content.decode()
@@ -182,7 +189,7 @@ def test_a_job_that_fails_in_the_middle(site: Site) -> None:
     assert last["job"]["error"]["message"] == "failed in the middle"
     # Plain text cannot tell it from a shorter result, so the connection is cut.
     with pytest.raises(httpx2.RemoteProtocolError):
-        httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+        httpx2.get(f"{site.url(job_id)}?format=text", timeout=60, verify=PLAIN)
 
 
 def test_after_a_crash_the_pieces_begin_again(site: Site, tmp_path: Path) -> None:
@@ -254,7 +261,7 @@ def test_pieces_that_are_not_kept_are_named(site: Site, tmp_path: Path) -> None:
         missing = {"index": first - 1, "id": f"{first - 1}.{run}", "missing": [1, first - 1]}
         assert lines[0] == missing
         with pytest.raises(httpx2.RemoteProtocolError):
-            httpx2.get(f"{site.url(job_id)}?format=text", timeout=60)
+            httpx2.get(f"{site.url(job_id)}?format=text", timeout=60, verify=PLAIN)
     assert lines[-1]["job"]["result"] == "one two three"
 
 
@@ -269,8 +276,8 @@ def test_pieces_that_are_not_kept_are_named(site: Site, tmp_path: Path) -> None:
 )
 def test_a_query_that_is_not_valid(site: Site, query: str, status: int) -> None:
     job_id = site.submit({"pieces": []})
-    assert httpx2.get(f"{site.url(job_id)}?{query}", timeout=60).status_code == status
-    assert httpx2.get(site.url("unknown"), timeout=60).status_code == 404
+    assert httpx2.get(f"{site.url(job_id)}?{query}", timeout=60, verify=PLAIN).status_code == status
+    assert httpx2.get(site.url("unknown"), timeout=60, verify=PLAIN).status_code == 404
 
 
 def test_the_client_yields_pieces_while_they_come(site: Site, tmp_path: Path) -> None:
@@ -429,7 +436,9 @@ def test_a_refused_submit_is_no_stream(
     site: Site, path: str, body: Any, status: int, problem: str
 ) -> None:
     headers = {"accept": "text/event-stream"}
-    found = httpx2.post(f"{site.api.url}{path}", json=body, headers=headers, timeout=60)
+    found = httpx2.post(
+        f"{site.api.url}{path}", json=body, headers=headers, timeout=60, verify=PLAIN
+    )
     assert found.status_code == status
     assert found.headers["content-type"] == "application/problem+json"
     assert found.json()["type"] == f"/problems/{problem}"
@@ -441,9 +450,9 @@ def test_a_submit_beyond_the_limit_of_streams_makes_no_job(
     monkeypatch.setattr(site.api.services.stream_limit, "_most", 0)
     url, headers = f"{site.api.url}/api/v1/jobs/one-too-many", {"accept": "text/event-stream"}
     body = {"model": "m", "input": {"pieces": WORDS}}
-    found = httpx2.put(url, json=body, headers=headers, timeout=60)
+    found = httpx2.put(url, json=body, headers=headers, timeout=60, verify=PLAIN)
     assert (found.status_code, found.json()["type"]) == (429, "/problems/too-many-streams")
-    assert httpx2.get(url, timeout=60).status_code == 404
+    assert httpx2.get(url, timeout=60, verify=PLAIN).status_code == 404
     assert not site.api.services.stream_limit.open_streams
 
 
@@ -465,7 +474,7 @@ def test_a_client_that_reads_nothing_costs_little_and_holds_nobody_up(site: Site
         slow.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
         wait_until(held_bytes, "its connection is full")
         for _ in range(2):
-            text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60).text
+            text = httpx2.get(f"{site.url(job_id)}?format=text", timeout=60, verify=PLAIN).text
             assert text.split() == [str(n) for n in range(count)]
         assert held_bytes() < 1024 * 1024 < count * size / 20
         received = bytearray()

@@ -19,6 +19,7 @@ from headrace.config.model.catalog import load_catalog
 from headrace.redis import keys
 from tests.extensions.openai.harness.batches import sdk
 from tests.harness.http.events import Reader, reading
+from tests.harness.http.plain_http import PLAIN
 from tests.harness.servers.api_server import api_server
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.wait import wait_until
@@ -49,7 +50,7 @@ def cut_short(read: Callable[[], Iterable[Any]]) -> tuple[list[Any], Exception]:
 
 
 def text_parts(url: str) -> Iterable[str]:
-    with httpx2.stream("GET", url, timeout=120) as answer:
+    with httpx2.stream("GET", url, timeout=120, verify=PLAIN) as answer:
         yield from answer.iter_text()
 
 

@@ -374,8 +374,8 @@ def test_grammars_that_compile_for_long_are_refused_and_hold_nothing_up(client: 
         shaped = {"structured_outputs": {"grammar": grammar}}
         client.chat.completions.create(**chat(extra_body=shaped))
 
-    with ThreadPoolExecutor(6) as threads:
-        refused = [threads.submit(slow, number) for number in range(6)]
+    with ThreadPoolExecutor(5) as threads:
+        refused = [threads.submit(slow, number) for number in range(5)]
         assert client.chat.completions.create(**chat()).choices[0].message.content
         assert not all(future.done() for future in refused)
         for future in refused:

@@ -9,10 +9,9 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -121,18 +120,8 @@ TOGETHER: Final = (
     ("extensions/openai/integration/api", "extensions/openai/integration/clients"),
 )
 TESTS: Final = Path(__file__).parent
-#: What takes a second or two to import. One test process runs all modules of fast tests that import
-#: it, and the others do not even collect them. Of two processes one has torch to itself: its tests
-#: fork, and other packages have threads.
-DEAR: Final = (
-    r"openai|tests\.extensions\.openai\.harness\.batches",
-    r"torch|transformers|handlers|tests\.harness\.(digits|programs|variants)|tests\.gpu",
-    r"tritonclient|tests\.extensions\.inference_protocols\.integration|pandas|ray",
-)
-_IMPORTS: Final = [
-    re.compile(rf"^ *(import|from) ({names})\b|importorskip\(.({names})\b", re.MULTILINE)
-    for names in DEAR
-]
+#: Torch takes two seconds to import. One process runs all unit tests that need it.
+_IMPORTS_TORCH: Final = re.compile(r"^ *(import|from) torch\b|importorskip\(.torch", re.MULTILINE)
 
 #: What makes a test slow outside of SLOW: its mark, or a fixture with each kind of Redis.
 _MAY_BE_SLOW: Final = re.compile(r"mark\.slow|\bany_(redis|flavour)\b")
@@ -183,17 +172,11 @@ def is_deselected(path: Path, markexpr: str) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`.
-
-    Leave a module of another test process to that one.
-    """
+    """Leave `tests/containers` to `make test-containers`, and slow modules to `make test-slow`."""
     if collection_path == TESTS / "containers":
         return config.args_source is config.ArgsSource.TESTPATHS or None
     if TESTS not in collection_path.parents:
         return None
-    worker = getattr(config, "workerinput", None)
-    if is_elsewhere(collection_path, worker):
-        return True
     return is_deselected(collection_path, config.option.markexpr) or None
 
 
@@ -209,91 +192,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
-def module(nodeid: str) -> Path:
-    """The file of a test."""
-    return TESTS.parent / nodeid.partition("::")[0]
-
-
 class ByModule(LoadFileScheduling):  # type: ignore[misc] # it has no types
-    """The tests of a module run in one process, and so do those of folders that are TOGETHER.
+    """The tests of a module run in one process, and so do all modules that import torch.
 
-    Not all processes collect the same: modules with a home are only in that one.
+    So do those of folders that are TOGETHER.
     """
 
-    collection: list[str] | None
-    registered_collections: dict[Any, list[str]]
-
     def _split_scope(self, nodeid: str) -> str:
-        path = module(nodeid)
+        file = nodeid.partition("::")[0]
+        path = TESTS.parent / file
         folder = path.parent.relative_to(TESTS).as_posix()
         for together in TOGETHER:
             if folder in together:
                 return together[0]
-        return path.as_posix()
-
-    def add_node_collection(self, node: Any, collection: Sequence[str]) -> None:
-        self.registered_collections[node] = list(collection)
-
-    def schedule(self) -> None:
-        if self.collection is None:
-            if not self._shared_are_the_same():
-                return
-            tests = chain.from_iterable(self.registered_collections.values())
-            self.collection = list(dict.fromkeys(tests))
-            for test in self.collection:
-                self.workqueue.setdefault(self._split_scope(test), {})[test] = False
-            # xdist takes the number from the process that collected last.
-            session: Any = self.config.pluginmanager.get_plugin("session")
-            session.testscollected = len(self.collection)
-        # A process begins a test only when it knows the next one, and a module may have one test.
-        for node in self.nodes * 2:
-            self._reschedule(node)
-
-    def _shared_are_the_same(self) -> bool:
-        """Whether all processes collected the same of the modules that all of them collect."""
-        collected = self.registered_collections
-        try:
-            self.registered_collections = {
-                node: [test for test in tests if home(module(test)) is None]
-                for node, tests in collected.items()
-            }
-            same: bool = self._check_nodes_have_same_collection()
-        finally:
-            self.registered_collections = collected
-        return same
-
-    def _assign_work_unit(self, node: Any) -> None:
-        """Assign it the next module that it collected, those with a home first."""
-        collected = set(self.registered_collections[node])
-        scopes = [scope for scope, unit in self.workqueue.items() if unit.keys() <= collected]
-        if not scopes:
-            node.shutdown()
-            return
-        everywhere = set.intersection(*map(set, self.registered_collections.values()))
-        first = min(scopes, key=lambda scope: self.workqueue[scope].keys() <= everywhere)
-        self.workqueue.move_to_end(first, last=False)
-        super()._assign_work_unit(node)
+        return "torch" if imports_torch(path) else file
 
 
 @cache
-def home(path: Path) -> int | None:
-    """The number of the one test process that runs a module, for what it imports; None: any."""
-    if path.suffix != ".py" or is_slow(path):
-        return None
-    text = path.read_text()
-    return next((n for n, imports in enumerate(_IMPORTS) if imports.search(text)), None)
-
-
-def is_elsewhere(path: Path, worker: Mapping[str, Any] | None) -> bool:
-    """Whether another test process is the home of this module."""
-    if worker is None or not worker["homes"] or (number := home(path)) is None:
+def imports_torch(path: Path) -> bool:
+    """Whether this is a module of fast unit tests that imports torch."""
+    if "unit" not in path.parts or is_slow(path):
         return False
-    return str(worker["workerid"]) != f"gw{number % worker['workercount']}"
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    node.workerinput["homes"] = node.config.getvalue("dist") == "loadfile"
+    return _IMPORTS_TORCH.search(path.read_text()) is not None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -315,7 +235,7 @@ def pytest_collection(session: pytest.Session) -> None:
     names = [
         ".".join(path.relative_to(TESTS.parent).with_suffix("").parts)
         for path in sorted(TESTS.rglob("test_*.py"))
-        if not is_deselected(path, markexpr) and not is_elsewhere(path, worker)
+        if not is_deselected(path, markexpr)
     ]
     first = int(worker["workerid"].removeprefix("gw")) * len(names) // worker["workercount"]
     for name in names[first:] + names[:first]:

@@ -10,6 +10,7 @@ import pytest
 
 from extensions.inference_protocols.settings import ProtocolSettings
 from headrace.config.model.catalog import load_catalog
+from tests.harness.programs import save_onnx
 from tests.harness.servers.api_server import ApiServer, registry_server
 from tests.harness.servers.redis_servers import redis_server
 from tests.harness.workers.worker import celery_worker, write_models
@@ -24,9 +25,6 @@ def tensors(datatype: str, shape: list[int], *names: str, **more: Any) -> dict[s
 
 
 def _models(folder: Path) -> dict[str, Any]:
-    # It imports torch.
-    from tests.harness.programs import save_onnx
-
     identity = {"handler": f"{HANDLERS}:Identity"}
     kinds = ("FP32", "FP16", "BF16", "INT64", "UINT8", "BOOL", "BYTES")
     return {

@@ -6,22 +6,18 @@ import io
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import openai
 
 from tests.harness.http.plain_http import PLAIN
 from tests.harness.wait import wait_until
-
-if TYPE_CHECKING:
-    import openai
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 
 def sdk(url: str, api_key: str = "none", *, max_retries: int = 0) -> openai.OpenAI:
     """OpenAI's SDK for a server that speaks no TLS."""
-    # It takes a second to import.
-    import openai
-
     return openai.OpenAI(
         base_url=f"{url}/v1", api_key=api_key, max_retries=max_retries,
         http_client=openai.DefaultHttpxClient(verify=PLAIN),
@@ -69,7 +65,6 @@ class Batches:
 
     def ended(self, batch: Any, timeout_s: float = 90) -> Any:
         """The batch, once it has ended."""
-        import openai
 
         def look() -> Any:
             try:

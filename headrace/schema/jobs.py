@@ -116,7 +116,10 @@ class JobObject(msgspec.Struct, kw_only=True, omit_defaults=True):
     dead_lettered: True_ = False
     replayed: Annotated[
         True_,
-        Meta(description="In the answer to a submit: an earlier request has submitted the job."),
+        Meta(
+            description="In an answer to the submit of several jobs: an earlier request has submitted "
+            "this one."
+        ),
     ] = False
     cancel_requested: True_ = False
     result: Annotated[

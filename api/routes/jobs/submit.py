@@ -213,8 +213,8 @@ async def _submit_and_wait(
     if replayed:
         applied = (REPLAYED, *applied)
     if job.state.final:
-        return Reply(200, job_object(job, replayed=replayed), headers=(location(job), *applied))
+        return Reply(200, job_object(job), headers=(location(job), *applied))
     name = validated.model.name
     waiting_for = await services.model_statuses.waiting_for(name, job.asked_version)
-    body = job_object(job, waiting_for=waiting_for, replayed=replayed)
+    body = job_object(job, waiting_for=waiting_for)
     return Reply(202, body, headers=(location(job), RETRY_AFTER, *applied))

@@ -117,7 +117,7 @@ async def leave(
     waiting_for = None
     if not job.state.final:
         waiting_for = await services.model_statuses.waiting_for(job.model, job.asked_version)
-    body = job_object(job, waiting_for=waiting_for, replayed=replayed)
+    body = job_object(job, waiting_for=waiting_for)
     return Reply(202, body, headers=(*headers, location(job), RETRY_AFTER))
 
 

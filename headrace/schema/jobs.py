@@ -117,8 +117,8 @@ class JobObject(msgspec.Struct, kw_only=True, omit_defaults=True):
     replayed: Annotated[
         True_,
         Meta(
-            description="In an answer to the submit of several jobs: an earlier request has submitted "
-            "this one."
+            description="In an answer to a submit of several jobs: an earlier request has "
+            "submitted this one."
         ),
     ] = False
     cancel_requested: True_ = False

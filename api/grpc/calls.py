@@ -150,7 +150,8 @@ async def _in_time(reading: Awaitable[T], settings: Settings) -> T:
             return await reading
     except TimeoutError:
         raise RequestTimeout(
-            f"no message has come within {settings.request_timeout_s:g} s",
+            f"no message has come within {settings.request_timeout_s:g} s, its wait for others "
+            "included",
             hint="Send it sooner, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
         ) from None
 

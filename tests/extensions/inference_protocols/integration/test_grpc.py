@@ -461,6 +461,8 @@ def test_silent_calls_without_a_key_end(site: Site, tmp_path: Path) -> None:
             channel.stream_stream(f"/{SERVICE}/ModelStreamInfer")(nothing()),
             channel.unary_stream(f"{health}/Watch")(b""),
         ]
+        # The silent calls would keep its message waiting.
+        assert next(streams[1])
         try:
             silent = [
                 *(channel.stream_unary(f"{health}/Check").future(nothing()) for _ in range(100)),
@@ -473,27 +475,39 @@ def test_silent_calls_without_a_key_end(site: Site, tmp_path: Path) -> None:
                 channel.stream_stream(f"{reflection}/ServerReflectionInfo")(first_alone()),
             ]
             # grpcio shows the end of a stream once its answers are read.
-            assert next(streams[1])
             assert next(silent[-1])
             assert {one.code().name for one in silent} == {"DEADLINE_EXCEEDED"}
             assert {one.details() for one in silent} <= {
-                "no message has come within 1 s. Send it sooner, or raise request_timeout_s "
-                "(HEADRACE_REQUEST_TIMEOUT_S).",
+                "no message has come within 1 s, its wait for others included. Send it sooner, or "
+                "raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
                 "the message has not come within 1 s, and other calls wait to send theirs. Send it "
                 "faster, or raise request_timeout_s (HEADRACE_REQUEST_TIMEOUT_S).",
             }
             assert not any(one.done() for one in streams)
-            # Watches are limited too, so that others have room.
-            watches = [channel.unary_stream(f"{health}/Watch")(b"") for _ in range(WATCHES_MAX)]
-            wait_until(lambda: any(one.done() for one in watches), "one is refused")
-            refused = [one.code().name for one in watches if one.done()]
-            assert refused == ["RESOURCE_EXHAUSTED"]
-            assert channel.unary_unary(f"{health}/Check")(b"") == b"\x08\x01"
-            for one in watches:
-                one.cancel()
-            wait_until(lambda: next(channel.unary_stream(f"{health}/Watch")(b"")), "there is room")
         finally:
             never.set()
+
+
+def test_watches_of_the_health_leave_room_for_other_calls(site: Site) -> None:
+    health = "/grpc.health.v1.Health"
+    with grpc.insecure_channel(site.address) as channel:
+
+        def watch() -> Any:
+            return channel.unary_stream(f"{health}/Watch")(b"")
+
+        def is_taken() -> bool:
+            try:
+                return bool(next(watch()))
+            except grpc.RpcError:
+                return False
+
+        watches = [watch() for _ in range(WATCHES_MAX + 1)]
+        wait_until(lambda: any(one.done() for one in watches), "one is refused")
+        assert {one.code().name for one in watches if one.done()} == {"RESOURCE_EXHAUSTED"}
+        assert channel.unary_unary(f"{health}/Check")(b"") == b"\x08\x01"
+        for one in watches:
+            one.cancel()
+        wait_until(is_taken, "there is room")
 
 
 def watch_without_a_window() -> bytes:

@@ -172,13 +172,23 @@ def test_a_bad_file_fails_alone_in_a_batch_of_torchserve(tmp_path: Path) -> None
                 assert [answer.status_code for answer in answers] == 4 * [200, 400, 200, 400]
                 assert all(answer.json() for answer in answers[::2])
                 assert all("this is no picture" in answer.text for answer in answers[1::2])
-            log = (server.folder / "logs/model_metrics.log").read_text()
-    calls = re.findall(r"HandlerTime.*requestID:([^ ]*),timestamp", log)
-    batches = [call.split(",") for call in calls]
-    requests = [request for batch in batches for request in batch]
+            log = server.folder / "logs/model_metrics.log"
+            # The lines of a batch come after its answers.
+            wait_until(lambda: len(_requests(log)) >= 2 * len(bodies), "the log has all requests")
+            batches, requests = _batches(log), _requests(log)
     # A batch that had to be split would run a request again.
     assert len(requests) == len(set(requests)) == 2 * len(bodies)
     assert len(batches) < len(requests)
+
+
+def _batches(log: Path) -> list[list[str]]:
+    """The ids of the requests of each call of a handler."""
+    calls = re.findall(r"HandlerTime.*requestID:([^ ]*),timestamp", log.read_text())
+    return [call.split(",") for call in calls]
+
+
+def _requests(log: Path) -> list[str]:
+    return [request for batch in _batches(log) for request in batch]
 
 
 def png(image: Image.Image) -> bytes:

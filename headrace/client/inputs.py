@@ -368,20 +368,20 @@ def _check_numbers(values: Mapping[str, Any], what: str) -> None:
         if value is None or isinstance(value, (str, bool, int)):
             continue
         try:
-            found = msgspec.to_builtins(value, enc_hook=_number_or_plain, str_keys=True)
+            builtin = msgspec.to_builtins(value, enc_hook=_number_or_plain, str_keys=True)
         except (TypeError, ValueError, RecursionError):
             # The caller reports what cannot be sent.
             continue
-        for where, number in _not_finite(found, name):
+        for where, number in _not_finite(builtin, name):
             raise InvalidRequest(
                 f"{what} {where}: {number} is not a number", hint="Send a number, or leave it out."
             )
 
 
 def _number_or_plain(value: Any) -> Any:
-    found = plain(value)
+    as_plain = plain(value)
     # pandas' missing values are null in JSON too.
-    return math.nan if found is None else found
+    return math.nan if as_plain is None else as_plain
 
 
 def _not_finite(value: Any, where: str) -> Iterator[tuple[str, float]]:

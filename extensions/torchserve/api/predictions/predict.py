@@ -342,8 +342,7 @@ async def _run(services: Services, request: Request, validated: ValidatedRequest
         RETRY_AFTER,
         *((REPLAYED,) if replayed else ()),
     )
-    body = job_object(job, waiting_for=waiting_for)
-    return Reply(202, body, headers=headers)
+    return Reply(202, job_object(job, waiting_for=waiting_for), headers=headers)
 
 
 @asynccontextmanager

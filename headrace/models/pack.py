@@ -208,32 +208,32 @@ def _read(path: Path, folder: Path, limits: Limits, about: Explanation) -> None:
 
 def _describe(folder: Path, about: Explanation) -> None:
     try:
-        found = examine_folder(folder, about.path)
+        model = examine_folder(folder, about.path)
     except ConfigError as error:
         text = _text(error, folder).removeprefix(f"{about.path}: ")
         about.problems.extend(text.splitlines())
         return
-    _copy(found, about)
-    if about.weights and not os.path.isfile(found.folder / about.weights):
+    _copy(model, about)
+    if about.weights and not os.path.isfile(model.folder / about.weights):
         about.problems.append(f"there is no file {about.weights}, its weights")
-    handler = parse_handler(found.options["handler"])
+    handler = parse_handler(model.options["handler"])
     part = models_parts().get(handler.extension)
     examine = (part and part.handler_problem) or handler_problem
-    if problem := examine(handler, found.folder):
-        about.problems.append(problem.replace(f"{found.folder}/", ""))
-    about.problems.extend(found.problems)
-    about.warnings.extend(found.warnings)
+    if problem := examine(handler, model.folder):
+        about.problems.append(problem.replace(f"{model.folder}/", ""))
+    about.problems.extend(model.problems)
+    about.warnings.extend(model.warnings)
     if about.requirements:
         about.warnings.append("its packages are installed only with install_requirements: true")
 
 
-def _copy(found: ModelFolder, about: Explanation) -> None:
-    about.described_by, about.name = found.kind, found.name or None
-    about.version = found.options.get("version")
-    handler: str = found.options["handler"]
+def _copy(model: ModelFolder, about: Explanation) -> None:
+    about.described_by, about.name = model.kind, model.name or None
+    about.version = model.options.get("version")
+    handler: str = model.options["handler"]
     about.handler = handler.removeprefix(f"{handler_extension(handler)}:")
-    about.weights = found.options.get("weights")
-    about.requirements = found.requirements is not None
+    about.weights = model.options.get("weights")
+    about.requirements = model.requirements is not None
 
 
 def _text(error: ConfigError, path: Path) -> str:

@@ -440,26 +440,26 @@ async def list_changes(services: Services, request: Request) -> Reply:
     """List the newest changes of all models, the last one first."""
     query = read_query(request, ChangesQuery)
     registry = services.registry
-    found = [] if registry is None else await registry.store.log(query.limit)
-    return json_reply(ModelChanges(found))
+    changes = [] if registry is None else await registry.store.log(query.limit)
+    return json_reply(ModelChanges(changes))
 
 
 async def list_differences(services: Services, _: Request) -> Reply:
     """List where the registered models differ from the models file."""
-    found = []
+    different = []
     if services.registry is not None:
-        found = differences(await services.registry.read())
-    return json_reply(ModelDifferences([_difference(one) for one in found]))
+        different = differences(await services.registry.read())
+    return json_reply(ModelDifferences([_difference(difference) for difference in different]))
 
 
-def _difference(one: Difference) -> ModelDifference:
-    hidden = one.option in HIDDEN_OPTIONS
+def _difference(difference: Difference) -> ModelDifference:
+    hidden = difference.option in HIDDEN_OPTIONS
     return ModelDifference(
-        model=one.model,
-        version=one.version,
-        option=one.option or None,
-        declared=None if hidden else one.declared,
-        present=None if hidden else one.present,
+        model=difference.model,
+        version=difference.version,
+        option=difference.option or None,
+        declared=None if hidden else difference.declared,
+        present=None if hidden else difference.present,
     )
 
 

@@ -63,8 +63,8 @@ async def get_input(services: Services, request: Request, job_id: str) -> Reply 
         raise _elsewhere(job, source)
     headers = (NO_STORE, *HARMLESS)
     if source is None:
-        body, given = _sent_input(message.input)
-        return Reply(200, body, as_header(given), headers)
+        body, content_type = _sent_input(message.input)
+        return Reply(200, body, as_header(content_type), headers)
     kind = as_header(source.type or JSON_TYPE)
     stored = StoredResult(source.ref, source.size, source.type)
     headers = (*headers, (b"content-length", b"%d" % source.size))
@@ -124,13 +124,13 @@ def _elsewhere(job: Job, source: InputSource) -> InputGone:
 def _sent_input(raw: bytes) -> tuple[bytes, str]:
     """Return the input in a message and its type; as its JSON text if it cannot be decoded."""
     try:
-        body, given = undecoded_input(raw)
+        body, content_type = undecoded_input(raw)
     except InvalidRequest:  # that may be why the job has failed
-        body, given = raw, JSON_TYPE
-    if given == JSON_TYPE:
+        body, content_type = raw, JSON_TYPE
+    if content_type == JSON_TYPE:
         with suppress(ValueError):
             body = strict_json(body)
-    return body, given
+    return body, content_type
 
 
 def _decoded(raw: bytes) -> Message | None:

@@ -70,9 +70,9 @@ def payload_store(deployment: Deployment) -> CheckResult:
     if chosen == "s3":
         return _s3_store(deployment)
     used = int(deployment.redis.hget(keys.PAYLOAD_SIZES, "") or 0)
-    most = PayloadIndex(deployment.redis, deployment.settings.max_payload_memory_bytes).max_bytes()
-    text = f"in Redis: {size(used)} of {size(most)}"
-    if used > FULL * most:
+    limit = PayloadIndex(deployment.redis, deployment.settings.max_payload_memory_bytes).max_bytes()
+    text = f"in Redis: {size(used)} of {size(limit)}"
+    if used > FULL * limit:
         return warn(text, "long inputs are refused with 507 at the bound: use payload_store file")
     return ok(text)
 
@@ -141,7 +141,7 @@ def disks(deployment: Deployment) -> Iterator[CheckResult]:
 
 def free_space(folder: Path, what: str) -> CheckResult:
     """Check the free space of a file system, by a folder in it or its nearest existing parent."""
-    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     usage = shutil.disk_usage(existing)
     share = usage.free / usage.total if usage.total else 0.0
     text = f"{size(usage.free)} of {size(usage.total)} free in {folder} for {what}"
@@ -162,10 +162,10 @@ def versions(deployment: Deployment) -> CheckResult:
         wanted = requires("headrace") or []
     except PackageNotFoundError:
         return ok(f"Headrace {__version__} from its source, Python {python}")
-    found = [problem for text in wanted if (problem := _mismatch(text))]
-    if found:
+    unsupported = [problem for text in wanted if (problem := _mismatch(text))]
+    if unsupported:
         return warn(
-            f"packages that Headrace {__version__} does not support: {named(found)}",
+            f"packages that Headrace {__version__} does not support: {named(unsupported)}",
             "pip install --upgrade 'headrace[...]' with the extras of this host",
         )
     return ok(f"Headrace {__version__}, Python {python}, supported packages")
@@ -185,17 +185,17 @@ def _mismatch(text: str) -> str:
 
 def open_files(deployment: Deployment) -> Iterator[CheckResult]:
     """`open-files`: the processes of this host can open enough files and connections."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit_here, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     hint = "raise it before they start: ulimit -n 65536, or LimitNOFILE= in systemd"
-    if most != resource.RLIM_INFINITY and most < OPEN_FILES:
-        yield warn(f"ulimit -n is {most} here", hint)
+    if limit_here != resource.RLIM_INFINITY and limit_here < OPEN_FILES:
+        yield warn(f"ulimit -n is {limit_here} here", hint)
     for seen, report in deployment.alive_if_known:
         opened, limit = _files_of(report.pid) if seen.here else (0, 0)
         if limit and opened > FILES_FULL * limit:
             yield warn(f"{seen.node} has {opened} of {limit} files open", hint)
         elif limit and limit < OPEN_FILES:
             yield warn(f"{seen.node} can open only {limit} files", hint)
-    yield ok(f"ulimit -n is {most}")
+    yield ok(f"ulimit -n is {limit_here}")
 
 
 def _files_of(pid: int) -> tuple[int, int]:
@@ -205,8 +205,8 @@ def _files_of(pid: int) -> tuple[int, int]:
         opened = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return 0, 0
-    found = re.search(r"^Max open files\s+(\d+)", limits, re.MULTILINE)
-    return opened, int(found[1]) if found else 0
+    match = re.search(r"^Max open files\s+(\d+)", limits, re.MULTILINE)
+    return opened, int(match[1]) if match else 0
 
 
 @read_once
@@ -230,20 +230,20 @@ def _listed(deployment: Deployment) -> tuple[list[str], str]:
 
 def gpus(deployment: Deployment) -> CheckResult:
     """`gpus`: the driver answers."""
-    found, problem = _listed(deployment)
+    uuids, problem = _listed(deployment)
     if problem:
         return fail(
             f"the NVIDIA driver does not answer: {problem}",
             "reboot after a driver update; start a container with --gpus all",
         )
-    shown = visible_gpus(deployment.environ, found)
-    if not found:
+    visible = visible_gpus(deployment.environ, uuids)
+    if not uuids:
         return ok("none on this host: workers here use the CPU")
-    if not shown:
+    if not visible:
         return warn(
-            f"CUDA_VISIBLE_DEVICES hides all {len(found)} GPUs", "unset it, or list GPUs in it"
+            f"CUDA_VISIBLE_DEVICES hides all {len(uuids)} GPUs", "unset it, or list GPUs in it"
         )
-    return ok(f"{len(shown)} of {len(found)} GPUs are visible")
+    return ok(f"{len(visible)} of {len(uuids)} GPUs are visible")
 
 
 def torch(deployment: Deployment) -> CheckResult:
@@ -259,13 +259,13 @@ def torch(deployment: Deployment) -> CheckResult:
     except ValueError:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         return fail(f"torch cannot be imported: {lines[-1][:200]}", "reinstall it")
-    found, _ = _listed(deployment)
+    uuids, _ = _listed(deployment)
     text = f"torch {facts['version']}"
-    if not visible_gpus(deployment.environ, found):
+    if not visible_gpus(deployment.environ, uuids):
         return ok(f"{text}, on the CPU with {facts['threads']} threads")
     if not facts["cuda"]:
         return fail(
-            f"{text} is built for the CPU, but this host has {count(len(found), 'GPU')}",
+            f"{text} is built for the CPU, but this host has {count(len(uuids), 'GPU')}",
             "install the CUDA build (docs/compose.md)",
         )
     if facts["problem"]:
@@ -278,15 +278,15 @@ def torch(deployment: Deployment) -> CheckResult:
 
 def gpu_use(deployment: Deployment) -> Iterator[CheckResult]:
     """`gpu-use`: a worker uses each GPU of this host, and no GPU is too hot or full."""
-    found, _ = _listed(deployment)
-    found = visible_gpus(deployment.environ, found)
-    if not found:
+    uuids, _ = _listed(deployment)
+    uuids = visible_gpus(deployment.environ, uuids)
+    if not uuids:
         raise CheckSkipped("no GPU on this host")
     here = [report for seen, report in deployment.alive if seen.here]
     if not here:
         raise CheckSkipped("no worker runs on this host")
     devices = {d.uuid: d for report in here for d in report.figures.devices}
-    if idle := [uuid for uuid in found if uuid not in devices]:
+    if idle := [uuid for uuid in uuids if uuid not in devices]:
         yield warn(
             f"no worker here serves {named(idle)}",
             "headrace worker starts one per GPU; a model with device: cpu uses none",
@@ -295,13 +295,13 @@ def gpu_use(deployment: Deployment) -> Iterator[CheckResult]:
         if device.temperature_celsius is not None and device.temperature_celsius >= HOT_CELSIUS:
             text = f"GPU {device.id} is at {device.temperature_celsius:.0f} °C"
             yield warn(text, "improve its cooling")
-        used, most = device.memory_used_bytes, device.memory_bytes
-        if used is not None and most and used > MEMORY_FULL * most:
+        used, total = device.memory_used_bytes, device.memory_bytes
+        if used is not None and total and used > MEMORY_FULL * total:
             yield warn(
-                f"GPU {device.id} has used {used / most:.0%} of its memory",
+                f"GPU {device.id} has used {used / total:.0%} of its memory",
                 "use fewer replicas, smaller batches, or another GPU",
             )
-    yield ok(f"{count(len(found), 'GPU')}, each served")
+    yield ok(f"{count(len(uuids), 'GPU')}, each served")
 
 
 def threads(deployment: Deployment) -> CheckResult:
